@@ -1,7 +1,7 @@
 # Every target sets itself up: a fresh Debian or Ubuntu needs python3, make and package registries.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-full simulated tests kernels soak check lint types rules bench docs setup
+.PHONY: help demo quick test test-full simulated tests sanitized soak check lint types rules bench docs setup
 
 PYTHON_BIN := .venv/bin/python
 CODE := src tests $(wildcard bench)
@@ -9,6 +9,12 @@ CODE := src tests $(wildcard bench)
 # server that a module starts is started once; tests/conftest.py has the order, and the files that are shared out. What
 # `check` has run already is left out.
 PYTEST := $(PYTHON_BIN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/test_tidy.py
+# Tests of the compiled modules and of what calls them; none of them starts a JVM.
+KERNEL_TESTS := tests/native tests/iproto tests/xlog tests/text tests/box tests/columns tests/limestone/format \
+	tests/limestone/store tests/archive/test_encoded_rows.py tests/replication/test_row_stream.py \
+	tests/spark/fold/test_key_fold.py tests/spark/index/test_limestone_kernels.py \
+	tests/spark/sources/tarantool/test_encode_kernels.py tests/spark/sources/tarantool/test_select_kernels.py \
+	tests/spark/sources/tarantool/test_tuple_encoder.py tests/fuzz
 RUNS ?= 250
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2
 
@@ -27,27 +33,27 @@ test: setup ## check, simulated runs and the whole suite at CI scale (some 15 mi
 soak: setup ## simulated runs for SECONDS (default 3600): whole replica sets under faults, each from a seed of its own
 	$(PYTHON_BIN) -m tests.simulation --soak $(or $(SECONDS),3600) --first $(or $(FIRST),0)
 
-test-full: setup ## the same at full scale (under 4 hours)
-	+$(SIDE_BY_SIDE) RUNS=2000 PYTEST='FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200' simulated tests
+sanitized: setup ## kernel tests and fuzz targets under the address and undefined-behaviour sanitizers
+	scripts/sanitized -n 2 --dist loadfile $(KERNEL_TESTS) $(PYTEST_ARGS)
 
-# Parts of `test`. Simulated runs live in virtual time and take what the rest leaves of the processor. The kernels of a
-# node are compiled once before the many processes that need them.
-simulated: lint kernels
+test-full: setup ## the same at full scale (under 4 hours), and `sanitized`
+	+$(SIDE_BY_SIDE) RUNS=2000 PYTEST='FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200' simulated tests
+	+$(MAKE) --no-print-directory sanitized
+
+# Parts of `test`. Simulated runs live in virtual time and take what the rest leaves of the processor.
+simulated: lint
 	nice $(PYTHON_BIN) -m tests.simulation --runs $(RUNS) --fresh 50
 
-tests: lint types rules kernels
+tests: lint types rules
 	$(PYTEST) $(PYTEST_ARGS)
-
-kernels:
-	$(PYTHON_BIN) -c "from flowstone.node.warm_up import warm_up; warm_up()"
 
 check: setup ## lint, formatting, types, import rules, and the rules of the house (tests/test_tidy.py)
 	+@$(SIDE_BY_SIDE) --output-sync lint types rules
 
 # Parts of `check`.
 lint:
-	$(PYTHON_BIN) -m ruff check $(CODE) examples
-	$(PYTHON_BIN) -m ruff format --check $(CODE) examples
+	$(PYTHON_BIN) -m ruff check $(CODE) examples hatch_build.py
+	$(PYTHON_BIN) -m ruff format --check $(CODE) examples hatch_build.py
 
 types:
 	$(PYTHON_BIN) -m mypy --strict $(CODE)
@@ -63,5 +69,5 @@ docs: setup ## build the documentation into site/, without the network
 	$(PYTHON_BIN) scripts/reference.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON_BIN) -m mkdocs build --strict --quiet
 
-setup: ## only the set-up: .venv, and where possible Java 17 and Debian's tarantool, chromium, zsh and fish
+setup: ## only the set-up: .venv, the compiled modules, and where possible Java 17 and Debian's tarantool, chromium, zsh and fish
 	@scripts/setup

@@ -334,9 +334,9 @@ def _start(work: Path) -> Iterator[Result]:
 
 
 def _with_empty_home(home: Path) -> dict[str, str]:
-    """Return an environment without compiled kernels."""
+    """Return an environment without any cache of earlier runs."""
     home.mkdir(parents=True)
-    return os.environ | {"HOME": str(home), "FLOWSTONE_KERNEL_CACHE": str(home)}
+    return os.environ | {"HOME": str(home)}
 
 
 def _seconds_to_ready(directory: Path, environment: dict[str, str]) -> float:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numba import njit, types
 from numpy.typing import NDArray
 
+from bench.load_kernels import ANSWERED, CLOSED, DONE, WRONG, drive
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.greeting import GREETING_SIZE
 from flowstone.iproto.msgpack import pack
@@ -152,110 +152,6 @@ def _bytes(values: NDArray[Any], kind: str) -> Blob:
 
 # --- the driver -------------------------------------------------------------------------------------
 
-POLLIN, POLLOUT, ENDED = 1, 4, 8 | 16 | 32
-MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
-DONE, CLOSED, SILENT, WRONG = 0, 1, 2, 3
-CLOCK_MONOTONIC = 1
-
-_word, _int = types.intp, types.int32
-_poll = types.ExternalFunction("poll", _int(_word, _word, _int))
-_recv = types.ExternalFunction("recv", _word(_int, _word, _word, _int))
-_send = types.ExternalFunction("send", _word(_int, _word, _word, _int))
-_clock_gettime = types.ExternalFunction("clock_gettime", _int(_int, _word))
-
-
-def _now(place: NDArray[np.int64]) -> int:
-    _clock_gettime(CLOCK_MONOTONIC, place.ctypes.data)
-    return place[0] * 1_000_000_000 + place[1]  # type: ignore[no-any-return]
-
-
-def _whole(buffer: Blob, end: int, answer_size: int) -> tuple[int, int]:
-    """Return the number of complete replies up to `end` and their bytes; for a wrong reply the count is
-    negative, and the bytes are its place.
-    """
-    at, count = 0, 0
-    while end - at >= 5:
-        size = 5 + (buffer[at + 1] << 24 | buffer[at + 2] << 16 | buffer[at + 3] << 8 | buffer[at + 4])
-        if buffer[at] != 0xCE:
-            return -1, at
-        if end - at < size:
-            break
-        is_plain = buffer[at + 5] == 0x83 and buffer[at + 7] == 0xCE
-        is_ok = buffer[at + 8] | buffer[at + 9] | buffer[at + 10] | buffer[at + 11] == 0
-        if size < answer_size or not is_plain or not is_ok:
-            return -1, at
-        at += size
-        count += 1
-    return count, at
-
-
-def _drive(
-    files: NDArray[np.int64],
-    shares: NDArray[np.int64],
-    blob: Blob,
-    edges: Edges,
-    window: int,
-    answer_size: int,
-    buffers: Blob,
-    pauses: NDArray[np.int64],
-) -> tuple[int, int, int, int]:
-    """Return the result, the number of replies, nanoseconds, and the place of a wrong reply (connection << 32 |
-    offset).
-
-    `shares` has first request and end of each connection; `pauses`, where not empty, takes how long each connection
-    waited between two moments at which replies arrived.
-    """
-    count = len(files)
-    polled = np.zeros((count, 4), np.int16)  # struct pollfd: the file in two halves, events, what happened
-    fill, answered = np.zeros(count, np.int64), shares[:, 0].copy()
-    sent, heard = edges[shares[:, 0]], np.zeros(count, np.int64)
-    place = np.zeros(2, np.int64)
-    base, total, seen, waits = blob.ctypes.data, (shares[:, 1] - shares[:, 0]).sum(), 0, 0
-    for c in range(count):
-        polled[c, 0], polled[c, 1], polled[c, 2] = files[c] & 0xFFFF, files[c] >> 16, POLLIN | POLLOUT
-    started = latest = _now(place)
-    heard[:] = started
-    while seen < total:
-        _poll(polled.ctypes.data, count, 1000)
-        now = _now(place)
-        if now - latest > SILENCE_SECONDS * 1_000_000_000:
-            return SILENT, seen, now - started, 0
-        for c in range(count):
-            if polled[c, 3] == 0:
-                continue
-            if polled[c, 3] & (POLLIN | ENDED):
-                room = buffers.shape[1] - fill[c]
-                got = _recv(files[c], buffers[c].ctypes.data + fill[c], room, MSG_DONTWAIT)
-                if got == 0:
-                    return CLOSED, seen, now - started, 0
-                if got > 0:
-                    fill[c] += got
-                    replies, end = _whole(buffers[c], fill[c], answer_size)
-                    if replies < 0:
-                        return WRONG, seen, now - started, c << 32 | end
-                    buffers[c, : fill[c] - end] = buffers[c, end : fill[c]]
-                    fill[c] -= end
-                    if replies:
-                        answered[c] += replies
-                        seen += replies
-                        latest = now
-                        if waits < len(pauses):
-                            pauses[waits] = now - heard[c]
-                            waits += 1
-                        heard[c] = now
-            limit = edges[min(answered[c] + window, shares[c, 1])]
-            if sent[c] < limit:
-                wrote = _send(files[c], base + sent[c], limit - sent[c], MSG_DONTWAIT | MSG_NOSIGNAL)
-                if wrote > 0:
-                    sent[c] += wrote
-            polled[c, 2] = POLLIN | POLLOUT if sent[c] < limit else POLLIN
-    return DONE, seen, _now(place) - started, 0
-
-
-_now = njit(nogil=True)(_now)
-_whole = njit(nogil=True)(_whole)
-_drive = njit(nogil=True)(_drive)
-
 
 class LoadError(Exception):
     """The server rejected, disconnected or stopped answering: there is no result."""
@@ -280,18 +176,22 @@ class Connections:
     def __init__(self, port: int, count: int) -> None:
         self._stack = ExitStack()
         self._sockets = [self._stack.enter_context(_connected(port)) for _ in range(count)]
+        for each in self._sockets:
+            each.setblocking(False)
         self._buffers = np.zeros((count, BUFFER_SIZE if count == 1 else BUFFER_SIZE // 8), np.uint8)
 
     def run(self, requests: Requests, window: int, *, keep_pauses: bool = False) -> Run:
         """Send all `requests`, divided evenly, with at most `window` in flight on each connection."""
         count = len(self._sockets)
-        bounds = [requests.count * number // count for number in range(count + 1)]
-        shares = np.array([bounds[:-1], bounds[1:]], np.int64).T.copy()
-        files = np.array([each.fileno() for each in self._sockets], np.int64)
+        bounds = np.array([requests.count * number // count for number in range(count + 1)], np.int64)
+        polled = np.array([[each.fileno(), 0] for each in self._sockets], np.int32)
+        connections = np.zeros((4, count), np.int64)
+        connections[ANSWERED] = bounds[:-1]
         pauses = np.zeros(requests.count if keep_pauses else 0, np.int64)
-        how, seen, nanoseconds, wrong = _drive(
-            files, shares, requests.blob, requests.edges, window, requests.answer_size, self._buffers, pauses
-        )
+        how, seen, nanoseconds, wrong = drive(
+            polled, connections, bounds[1:], requests.blob, requests.edges, window, requests.answer_size,
+            self._buffers, pauses, SILENCE_SECONDS * 1_000_000_000,
+        )  # fmt: skip
         if how == WRONG:
             raise LoadError(f"reply {seen} is wrong: {self._reply(wrong >> 32, wrong & 0xFFFFFFFF)}")
         if how != DONE:

@@ -159,17 +159,14 @@ def _lines(path: Path) -> int:
 
 
 def _start_up(path: Path) -> Result:
-    """Cost of the compiled kernels at the start of a process, with a warm cache and without one."""
+    """Time to the first typed batch in a fresh process."""
     code = (
         "import sys, time; start = time.perf_counter()\n"
         "from bench.logs import _first_batch; _first_batch(sys.argv[1])\n"
         "print(time.perf_counter() - start)"
     )
-    warm = min(float(child(code, str(path))) for _ in range(3))
-    cold = float(
-        child("import os, tempfile; os.environ['FLOWSTONE_KERNEL_CACHE'] = tempfile.mkdtemp()\n" + code, str(path))
-    )
-    return Result("first typed batch of a fresh process", f"{warm:.2f} s", f"with an empty kernel cache: {cold:.1f} s")
+    seconds = min(float(child(code, str(path))) for _ in range(3))
+    return Result("first typed batch of a fresh process", f"{seconds:.2f} s", "")
 
 
 def _first_batch(path: str) -> None:

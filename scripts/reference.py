@@ -171,7 +171,7 @@ def errors() -> str:
             "|---|---|",
             *own,
             "\n## By Tarantool's code\n",
-            "What to do is said where an error means something to an operator; its text is the server's own.\n",
+            "The texts are the server's own. Advice is given for errors that concern an operator.\n",
             "| code | name | class | what to do |",
             "|---|---|---|---|",
             *known,

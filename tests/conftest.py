@@ -21,14 +21,14 @@ from tests.places import SOURCES
 FULL = os.environ.get("FLOWSTONE_SCALE") == "full"
 """True in `make test-full`: the same tests, at the counts the project promises."""
 
-# Each worker rewrites all test modules, and hundreds of processes import what was just tested: where the environment
-# forbids to keep what was compiled, nearly half of what such a process takes to start goes into compiling it once more.
+# Each worker rewrites all test modules, and hundreds of processes import the tested code. If the environment disables
+# bytecode files, compilation takes nearly half of the start-up time of such a process.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Processes import the tree that the tests are of.
+# Processes import the tree to which the tests belong.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCES, os.environ.get("PYTHONPATH")]))
 
-# A shell starts background jobs with SIGINT ignored, and so would be the commands that tests interrupt.
+# A shell starts background jobs with SIGINT ignored; the commands that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -76,7 +76,7 @@ def _turn_of(item: pytest.Item) -> int:
 
 
 class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """A file stays on one worker, which starts its servers once, except for the files of `SPREAD`."""
+    """Keep each file on one worker, which starts its servers once, except for the files in `SPREAD`."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -89,13 +89,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 def pytest_collection_finish() -> None:
-    """Leave the thousands of collected tests out of each later collection of garbage."""
+    """Exclude the thousands of collected tests from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is meant for servers that are not there, such as a newer Tarantool, or for the full scale."""
+    """Deselect tests for unavailable servers, such as a newer Tarantool, and tests for full scale only."""
     items.sort(key=_turn_of)
     names = ["unfit"] if FULL else ["unfit", "full_scale"]
     unfit = [item for item in items if any(item.get_closest_marker(name) is not None for name in names)]
@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def tarantool() -> object:
-    """The module that runs the real Tarantool. Absent: a failure where CI=true, else a skip that says so."""
+    """Return the module that runs the real Tarantool. If it is missing, fail with CI=true, and skip otherwise."""
     if not real_tarantool.available():
         message = "the real Tarantool is not installed (Debian package `tarantool`)"
         if os.environ.get("CI") == "true":
@@ -117,7 +117,7 @@ def tarantool() -> object:
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """Absent Java: a failure where CI=true, else a skip that says so."""
+    """Require Java. If it is missing, fail with CI=true, and skip otherwise."""
     from flowstone.spark.spark_session import SparkUnavailable, check_java
     from tests import short_java
 
@@ -130,7 +130,7 @@ def java() -> None:
 
 @pytest.fixture(autouse=True)
 def log_of_flowstone() -> Iterator[None]:
-    """Commands that are run in this process set the log up for themselves: what others look for in it is put back."""
+    """Restore the logging configuration, which commands change when they run in this process."""
     log = logging.getLogger("flowstone")
     handlers, propagates = list(log.handlers), log.propagate
     levels = [(each, each.level) for each in (log, *map(log.getChild, ("node", "observation", "web")))]
@@ -142,7 +142,7 @@ def log_of_flowstone() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def streams_of_asynctnt() -> Iterator[None]:
-    """A connection of asynctnt to a server without streams takes them away from all its connections: give them back."""
+    """Restore streams in asynctnt: a connection to a server without streams disables them for all its connections."""
     stream = asynctnt.Connection.stream
     yield
     asynctnt.Connection.stream = stream

@@ -1,7 +1,7 @@
-"""The real Tarantool, for tests and benchmarks: scripts run to their end, or a server on loopback.
+"""The real Tarantool, for tests and benchmarks: runs scripts, or a server on loopback.
 
-`available()` says whether the binary is there. Tests take the fixtures of `conftest.py`, which fail
-instead of skipping where CI=true.
+`available()` returns True if the binary exists. Tests use the fixtures of `conftest.py`, which fail instead of skipping
+with CI=true.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def available() -> bool:
 
 
 def run(script: str, directory: Path, *, seconds: float = 600, binary: str = "tarantool") -> str:
-    """Runs a Lua script with `directory` as working directory; its standard output, or an error with the log."""
+    """Run a Lua script in `directory`; return its standard output, or raise an error with the log."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "script.lua"
     path.write_text(script)
@@ -49,7 +49,7 @@ def run(script: str, directory: Path, *, seconds: float = 600, binary: str = "ta
 
 
 def cat(path: Path, *, format: str = "json", show_system: bool = True) -> bytes:
-    """What `tarantoolctl cat` prints for one file."""
+    """Return the output of `tarantoolctl cat` for one file."""
     command = ["tarantoolctl", "cat", str(path), f"--format={format}"]
     if show_system:
         command.append("--show-system")
@@ -58,7 +58,7 @@ def cat(path: Path, *, format: str = "json", show_system: bool = True) -> bytes:
 
 @dataclass
 class Server:
-    """A running server: `uri` to connect to, `directory` with its files, `process` to end."""
+    """A running server: its `uri`, the `directory` of its files, and its `process`."""
 
     uri: str
     port: int
@@ -78,7 +78,9 @@ def free_port() -> int:
 
 @contextmanager
 def serve(directory: Path, *, setup: str = "", cfg: str = "", binary: str = "tarantool") -> Iterator[Server]:
-    """A real server on loopback, its guest allowed everything. `setup` is Lua run before it says it is ready."""
+    """Run a real server on loopback whose guest has all privileges. `setup` is Lua code that runs before the server is
+    ready.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     (directory / "server.lua").write_text(

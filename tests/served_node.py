@@ -1,7 +1,7 @@
-"""`flowstone serve` as a process, for tests and benchmarks: started, found ready, killed, started again.
+"""`flowstone serve` as a process, for tests and benchmarks: start, wait until ready, kill, restart.
 
-Its log goes to `node.log` beside its data. The first super user is `USER`; `grant_guest` lets strangers do everything,
-as the fixture of the real server does.
+Its log is `node.log`, next to its data. The first super user is `USER`; `grant_guest` gives guests all privileges, like
+the fixture of the real server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.warm_process import WarmProcess
 
 USER, PASSWORD = "first", "secret"
 START_SECONDS = 180
-"""In a fresh clone a node compiles its kernels, beside whatever else the machine does."""
+"""A busy machine may take this long to start a node."""
 
 STOP_SECONDS = 30
 
@@ -36,7 +36,7 @@ GUEST_IS_SUPER = (1, 0, "role", 31, 4)
 
 @dataclass
 class ServedNode:
-    """A running node: `port` to connect to, `directory` with its files, `process` to end."""
+    """A running node: its `port`, the `directory` of its files, and its `process`."""
 
     port: int
     directory: Path
@@ -50,12 +50,12 @@ class ServedNode:
         return (self.directory / "node.log").read_text(errors="replace")
 
     def kill(self) -> None:
-        """As a crash does it: the process gets no chance to say goodbye."""
+        """Kill the process, as a crash does."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """As an operator does it; its exit code."""
+        """Stop the process as an operator does; return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -69,7 +69,7 @@ class ServedNode:
 
 
 def resident_bytes(pid: int) -> int:
-    """How much memory of a process is in use now."""
+    """Return the memory in use by a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -81,7 +81,7 @@ COMMAND = (sys.executable, "-m", "flowstone.cli")
 
 
 def launch(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] | None = None) -> ServedNode:
-    """A node that has just been started, on a new directory or on one that an earlier node left."""
+    """Start a node in a new directory, or in that of an earlier node."""
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     arguments = ["serve", f"--listen=127.0.0.1:{port}", f"--work-dir={directory}", f"--dialect={dialect}"]
@@ -95,7 +95,7 @@ def launch(directory: Path, *options: str, dialect: str = "2.6", command: Sequen
 
 
 def start(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] | None = None) -> ServedNode:
-    """A node that says it is ready."""
+    """Start a node, and wait until it is ready."""
     node = launch(directory, *options, dialect=dialect, command=command)
     deadline = time.monotonic() + START_SECONDS
     while "ready" not in node.log().splitlines():
@@ -120,7 +120,7 @@ def serve(
 
 
 async def connect(node: ServedNode) -> Connection:
-    """As the first super user."""
+    """Connect as the first super user."""
     return await Connection.open(production(), node.uri)
 
 
@@ -136,7 +136,7 @@ async def create_space(
     *indexes: tuple[str, bool, Sequence[tuple[int, str]]],
     options: dict[str, Any] | None = None,
 ) -> None:
-    """A space with a format; an index is its name, whether it is unique, and its parts."""
+    """Create a space with a format; each index is given by its name, whether it is unique, and its parts."""
     format = tuple({"name": field, "type": type} for field, type in fields)
     await insert(connection, SPACE, (space_id, 1, name, "memtx", 0, options or {}, format))
     for number, (index, unique, parts) in enumerate(indexes or [("pk", True, [(0, fields[0][1])])]):
@@ -144,5 +144,5 @@ async def create_space(
 
 
 async def grant_guest(connection: Connection) -> None:
-    """Guests may do everything from now on."""
+    """Give guests all privileges."""
     await insert(connection, PRIVILEGE, GUEST_IS_SUPER)

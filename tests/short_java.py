@@ -1,8 +1,8 @@
-"""The JVMs of the tests: they live for seconds, so they compile little, and take their classes from an archive.
+"""Options for the JVMs of the tests, which run for seconds: little compilation, and classes from an archive.
 
-A JVM of Spark's loads and checks thousands of classes before its first job: with an archive of them, and without the
-second compiler, it takes a quarter of the processor time that it takes else (31 s and 7 s on the machine where it was
-measured). The archive is made once, beside the PySpark whose classes it has. What is tested is not concerned.
+A JVM of Spark loads and verifies thousands of classes before its first job. With an archive of these classes, and
+without the second compiler, it takes a quarter of the processor time (7 s instead of 31 s when measured). The archive
+is created once, next to the PySpark installation. The tested code is not affected.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ with session("classes", master="local[2]", memory="600m") as spark:
 
 
 def shorten() -> None:
-    """Lets the drivers of this process and of its children start like that. What the user has set stands."""
+    """Set these options for the drivers of this process and its children. Options of the user are kept."""
     if VARIABLE not in os.environ:
         _make_archive()
         os.environ[VARIABLE] = USE
 
 
 def _make_archive() -> None:
-    """Make it, or wait for the process that does: a JVM without it takes nearly as long as making it. Where it cannot
-    be written or takes too long, JVMs load their classes as always."""
+    """Create the archive, or wait for the process that does: starting a JVM without the archive takes nearly as long.
+    If the archive cannot be written or takes too long, JVMs load their classes as usual.
+    """
     if ARCHIVE.exists() or not os.access(ARCHIVE.parent, os.W_OK):
         return
     with ARCHIVE.with_suffix(".lock").open("wb") as lock:
@@ -71,7 +72,7 @@ def _make_archive() -> None:
 
 
 def _taken(lock: IO[bytes]) -> bool:
-    """Take the lock, or return False when the process that has it is done."""
+    """Acquire the lock, or return False once the process that holds it has finished."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

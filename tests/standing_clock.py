@@ -1,10 +1,10 @@
-"""A clock for what is tested without a runtime."""
+"""A clock for tests without a runtime."""
 
 from __future__ import annotations
 
 
 class StandingClock:
-    """Time passes when a test says so."""
+    """A clock that tests advance explicitly."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""The public names: each is there, documented in one form, and returns nothing that a program could not name.
+"""The public names: each exists, is documented in one form, and returns only types that are public, too.
 
 `typed_surface.py` has their types.
 """
@@ -42,7 +42,7 @@ INTERNAL = {
 
 
 def members(package: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Functions, methods and properties of the public names of `package`."""
+    """Return functions, methods and properties of the public names of `package`."""
     for name in package.__all__:
         thing = getattr(package, name)
         if not isinstance(thing, type):
@@ -72,7 +72,7 @@ def returned(member: Any) -> Iterator[type]:
     module = inspect.getmodule(member)
     try:
         hint = eval(annotation, vars(module)) if isinstance(annotation, str) else annotation
-    except NameError:  # a name that is imported for type checkers only
+    except NameError:  # a name imported only for type checkers
         return
     yield from types_in(hint)
 
@@ -96,11 +96,11 @@ def test_public_calls_return_exported_types_only() -> None:
     assert hidden == set()
 
 
-def test_node_options_are_those_of_the_configuration() -> None:
+def test_node_options_equal_those_of_the_configuration() -> None:
     assert list(NodeOptions.__annotations__) == [each.name for each in fields(Configuration) if each.name != "work_dir"]
 
 
-def test_settings_fields_are_those_of_the_settings() -> None:
+def test_settings_fields_equal_those_of_the_settings() -> None:
     wanted = {each.name: each.type for each in fields(Settings) if each.name != "path"}
     assert {name: hint.__forward_arg__ for name, hint in SettingsFields.__annotations__.items()} == wanted
 
@@ -121,13 +121,13 @@ EXAMPLES = (
 
 
 def sections(thing: Any) -> dict[str, str]:
-    """The sections of a docstring by title, in their order."""
+    """Return the sections of a docstring by title, in order."""
     _, *parts = re.split(r"^(\w+):$", inspect.getdoc(thing) or "", flags=re.MULTILINE)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def documented() -> Iterator[tuple[str, Any]]:
-    """The public classes, functions and methods of ours."""
+    """Return our public classes, functions and methods."""
     for package in PACKAGES:
         things = [(name, getattr(package, name)) for name in package.__all__ if name != "__version__"]
         for name, thing in [*things, *members(package)]:

@@ -1,4 +1,4 @@
-"""The token bucket for log lines: burst, rate, and the count of what was suppressed."""
+"""The token bucket for log lines: burst, rate, and the number of suppressed lines."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def test_burst_is_allowed_at_once_and_then_one_event_per_interval() -> None:
     assert limit.take(110.0) is None
 
 
-def test_allowed_event_tells_how_many_were_suppressed_since_the_last() -> None:
+def test_allowed_event_returns_the_number_suppressed_since_the_last() -> None:
     limit = RateLimit(1, 1.0)
     assert [limit.take(0.0) for _ in range(4)] == [0, None, None, None]
     assert limit.take(1.0) == 3
     assert limit.take(2.0) == 0
 
 
-def test_quiet_time_restores_the_burst_and_no_more() -> None:
+def test_idle_time_restores_at_most_the_burst() -> None:
     limit = RateLimit(2, 1.0)
     assert [limit.take(0.0), limit.take(0.0)] == [0, 0]
     assert [limit.take(1_000.0) for _ in range(3)] == [0, 0, None]
 
 
-def test_burst_is_full_at_first_whatever_the_clock_shows() -> None:
+def test_burst_is_full_at_first_for_any_clock_value() -> None:
     for now in (-5.0, 0.0, 1e9):
         limit = RateLimit(2, 1.0)
         assert [limit.take(now) for _ in range(3)] == [0, 0, None]
@@ -40,7 +40,7 @@ def test_burst_is_full_at_first_whatever_the_clock_shows() -> None:
     st.sampled_from([0.5, 1.0, 4.0]),
     st.lists(st.integers(0, 8).map(lambda eighths: eighths / 8), max_size=200),
 )
-def test_no_window_has_more_events_than_the_burst_and_the_rate(burst: int, seconds: float, steps: list[float]) -> None:
+def test_events_in_any_window_are_limited_by_burst_and_rate(burst: int, seconds: float, steps: list[float]) -> None:
     limit, now, allowed, total = RateLimit(burst, seconds), 0.0, [], 0
     for step in steps:
         now += step

@@ -1,7 +1,7 @@
-"""The rules of the house, checked on the syntax tree of every module.
+"""The coding rules of this project, checked on the syntax tree of every module.
 
-Each rule is a function from a module to its findings, and each has bad snippets below that it must
-find something in: a rule that cannot fail is no rule. What is forbidden where, and why, is said at the rule.
+Each rule is a function from a module to its findings, and each has invalid snippets below in which it must find
+something: a rule that cannot fail checks nothing. Each rule states what it forbids, where, and why.
 """
 
 from __future__ import annotations
@@ -26,15 +26,29 @@ TESTED_ELSEWHERE: Final[dict[str, str]] = {
     "src/flowstone/iproto/constants.py": "numbers and names only; every decoder's test reads them",
     "src/flowstone/iproto/error_codes.py": "the table behind errors.py, whose test reads all of it",
     "src/flowstone/iproto/limits.py": "numbers only; each limit is tested where it bites",
-    "src/flowstone/kernels/compiler.py": "test_kernel.py calls what it compiles",
-    "src/flowstone/kernels/machine.py": "the other bodies of wide.py; test_wide.py compares them with the plain ones",
-    "src/flowstone/columns/column_kernels.py": "the inside of arrow_columns.py, whose test runs it uncompiled, too",
+    "src/flowstone/box/engine/key_parts.py": "numbers only; test_key_kernels.py reads them",
+    "src/flowstone/box/update/bulk.py": "the buffers of kernels.py, whose test allocates them",
+    "src/flowstone/xlog/block_table.py": "the table that walk.py fills; its test reads it",
+    "src/flowstone/text/flow_shapes.py": "numbers only; tests/native/test_headers.py reads them",
+    "src/flowstone/text/flow_text_kernels.py": "the inside of flow_text.py, whose test runs it both ways",
+    "src/flowstone/text/json_limits.py": "numbers only; tests/native/test_headers.py reads them",
+    "src/flowstone/text/json_row_names.py": "numbers only; tests/native/test_headers.py reads them",
+    "src/flowstone/text/json_rows_kernels.py": "the inside of json_rows.py, whose test runs it both ways",
+    "src/flowstone/text/json_text_kernels.py": "the inside of json_text.py, whose test runs it both ways",
+    "src/flowstone/text/powers_of_ten.py": "a table; test_float_text.py reads it",
+    "src/flowstone/limestone/format/entry_table.py": "numbers only; tests/native/test_headers.py reads them",
+    "src/flowstone/limestone/format/log_scan_kernels.py": "the inside of log_scan.py, whose test runs it both ways",
+    "src/flowstone/limestone/format/packing_kernels.py": "the inside of packing.py, whose test runs it both ways",
+    "src/flowstone/limestone/format/transcode_kernels.py": "the inside of transcode.py, whose test runs it both ways",
+    "src/flowstone/limestone/store/winner_kernels.py": "the inside of latest_entries.py, whose test runs it both ways",
+    "src/flowstone/limestone/store/winner_table.py": "numbers only; tests/native/test_headers.py reads them",
+    "src/flowstone/columns/column_limits.py": "numbers only; test_column_kernels.py meets each limit",
 }
 
 
 @dataclass(frozen=True)
 class Module:
-    """A Python file: its path from the repository's root, and its text."""
+    """A Python file: its path relative to the repository, and its text."""
 
     path: str
     text: str
@@ -45,7 +59,7 @@ class Module:
 
     @property
     def room(self) -> str | None:
-        """The package below `flowstone` that it lives in; None for anything else."""
+        """The package below `flowstone` that contains the module; None for other modules."""
         parts = self.path.split("/")
         return parts[2] if parts[:2] == ["src", "flowstone"] and len(parts) > 3 else None
 
@@ -77,8 +91,10 @@ PURE_ROOMS: Final = frozenset({"replication", "box", "iproto", "text", "columns"
 PURE_MODULES: Final = frozenset(
     f"src/flowstone/limestone/{name}.py"
     for name in (
-        "format/endpoint format/entries format/entry_table format/log_scan format/messages format/names format/packing "
-        "format/transcode format/wire_extensions replica/epoch_commits store/epochs store/latest_entries"
+        "format/endpoint format/entries format/entry_table format/entry_table_kernels format/entry_walk "
+        "format/log_scan format/log_scan_kernels format/messages format/names format/packing format/packing_kernels "
+        "format/transcode format/transcode_kernels format/wire_extensions replica/epoch_commits store/epochs "
+        "store/latest_entries store/winner_kernels store/winner_table"
     ).split()
 )
 DOOR_ROOMS: Final = frozenset({"xlog", "history", "node", "archive", "replica", "client", "limestone"})
@@ -111,7 +127,7 @@ WORLD_MODULES: Final = frozenset(
     "signal socket socketserver ssl subprocess tempfile threading time urllib".split()
 )
 
-# Attributes by the module they are reached through: each is a way around the door.
+# Attributes, by module, that bypass `outside/`.
 WORLD_NAMES: Final[dict[str, frozenset[str]]] = {
     "asyncio": frozenset(
         "to_thread sleep open_connection open_unix_connection start_server start_unix_server "
@@ -126,12 +142,12 @@ WORLD_NAMES: Final[dict[str, frozenset[str]]] = {
     "sys": frozenset({"argv", "stdin", "stdout", "stderr"}),
 }
 
-# They hand tasks out in the order of a set, which no seed can repeat.
+# These return tasks in the order of a set, which a seed does not determine.
 UNORDERED_ASYNCIO: Final = frozenset({"wait", "as_completed", "TaskGroup"})
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str, str | None]]:
-    """Each imported module, with the name taken from it, if any."""
+    """Yield each imported module, with the name imported from it, if any."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, None) for alias in node.names)
@@ -149,7 +165,7 @@ def last_name(node: ast.expr | None) -> str | None:
 
 
 def used_names(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """`module.name` wherever it is read, and `from module import name`."""
+    """Yield uses of `module.name`, and imports `from module import name`."""
     for line, module, name in imported(tree):
         if name is not None:
             yield line, module, name
@@ -159,7 +175,7 @@ def used_names(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
 
 
 def calls(tree: ast.AST, *names: str) -> Iterator[tuple[int, str]]:
-    """Calls of a bare name, as builtins are called."""
+    """Yield calls of a bare name, as for builtins."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
             yield node.lineno, node.func.id
@@ -217,7 +233,7 @@ def is_mutable(value: ast.expr | None) -> bool:
 
 
 def is_empty(value: ast.expr) -> bool:
-    """An empty container is there to be filled."""
+    """Return True for an empty container, which exists to be filled."""
     if isinstance(value, ast.Dict):
         return not value.keys
     if isinstance(value, ast.List):
@@ -226,7 +242,7 @@ def is_empty(value: ast.expr) -> bool:
 
 
 def written_in_functions(tree: ast.AST) -> Iterator[str]:
-    """Names of containers that some function changes in place."""
+    """Return names of containers that a function changes in place."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     for node in (inner for function in functions for inner in ast.walk(function)):
         changed: ast.expr | None = None
@@ -240,9 +256,9 @@ def written_in_functions(tree: ast.AST) -> Iterator[str]:
 
 @rule(pure_or_behind_the_door)
 def no_state_in_modules(module: Module) -> Iterator[Finding]:
-    """Two nodes in one process share a module: what it holds must not change.
+    """Forbid mutable module state: two nodes in one process share the module.
 
-    A container in UPPER_CASE, filled where it is made and changed by no function, is a table, and fine."""
+    A container in UPPER_CASE that is filled at its definition and never changed is a table, and allowed."""
     written = frozenset(written_in_functions(module.tree))
     for node in module.tree.body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
@@ -263,7 +279,7 @@ SET_TYPES: Final = frozenset({"set", "frozenset", "Set", "AbstractSet", "Mutable
 
 
 def known_sets(tree: ast.AST) -> Iterator[str]:
-    """Source text of the names and attributes that are declared or filled as sets in this tree."""
+    """Return the source text of names and attributes that are declared or filled as sets in this tree."""
     for node in ast.walk(tree):
         if isinstance(node, ast.AnnAssign) and last_name(node.annotation) in SET_TYPES:
             yield ast.unparse(node.target)
@@ -284,7 +300,7 @@ def is_set(node: ast.expr, sets: frozenset[str]) -> bool:
 
 
 def iterated(tree: ast.AST) -> Iterator[ast.expr]:
-    """What is iterated over in this tree where the order can be seen afterwards."""
+    """Yield the iterables in this tree whose order is visible afterwards."""
     order_free: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -303,12 +319,12 @@ def iterated(tree: ast.AST) -> Iterator[ast.expr]:
 
 @rule(pure_or_behind_the_door)
 def no_iteration_over_sets(module: Module) -> Iterator[Finding]:
-    """The order of a set differs between runs, and with it what is sent and written: sort it."""
+    """Forbid iteration over sets: their order differs between runs, and so would messages and files; sort them."""
     functions = [node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     attributes = frozenset(name for name in known_sets(module.tree) if "." in name)
     found: dict[tuple[int, int], Finding] = {}
     for tree in (*functions, module.tree):
-        # Plain names are looked up function by function: elsewhere the same name may be a list.
+        # Plain names are resolved per function: elsewhere the same name may be a list.
         local = known_sets(tree) if tree is not module.tree else iter(())
         sets = attributes | frozenset(local)
         for node in iterated(tree):
@@ -333,7 +349,7 @@ def a_docstring_on_the_door(module: Module) -> Iterator[Finding]:
 
 @cache
 def headings(page: str) -> frozenset[str]:
-    """Return the anchors of a page of the documentation, as mkdocs makes them."""
+    """Return the anchors of a page of the documentation, in the form of mkdocs."""
     text = re.sub(r"(?ms)^```.*?^```", "", (ROOT / page).read_text())
     found = re.findall(r"(?m)^#+ +(.+?) *$", text)
     return frozenset(re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", each).strip().lower()) for each in found)
@@ -341,7 +357,7 @@ def headings(page: str) -> frozenset[str]:
 
 @rule(everywhere)
 def citations_resolve(module: Module) -> Iterator[Finding]:
-    """A docstring or comment that cites a page names one of the repository, and a heading that it has."""
+    """Require that pages and headings cited in docstrings and comments exist."""
     for number, line in enumerate(module.text.splitlines(), 1):
         for page, anchor in CITATION.findall(line):
             if not (ROOT / page).is_file():
@@ -375,7 +391,7 @@ def no_code_from_data(module: Module) -> Iterator[Finding]:
         yield line, f"calls {name}()"
 
 
-# --- the tree obeys -------------------------------------------------------------------------------
+# --- rules on the whole tree -------------------------------------------------------------------------------
 
 
 def modules() -> list[Module]:
@@ -392,7 +408,7 @@ MODULES: Final = modules()
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_module_obeys(name: str) -> None:
+def test_every_module_follows_the_rules(name: str) -> None:
     rule = RULES[name]
     findings = [
         f"{module.path}:{line}: {message}"
@@ -404,7 +420,7 @@ def test_every_module_obeys(name: str) -> None:
 
 
 def untested(sources: list[str], tests: list[str], elsewhere: dict[str, str]) -> list[str]:
-    """Modules of a package for which no test module of a fitting name exists."""
+    """Return modules of a package without a test module of a matching name."""
     missing = []
     for source in sources:
         room, _, name = source.removeprefix("src/flowstone/").rpartition("/")
@@ -421,7 +437,7 @@ def test_every_module_has_a_test_module() -> None:
     sources = [path for path in paths if path.startswith("src/")]
     missing = untested(sources, paths, TESTED_ELSEWHERE)
     assert not missing, "no test module for\n" + "\n".join(missing)
-    assert sorted(set(TESTED_ELSEWHERE) - set(sources)) == [], "exemptions of modules that are gone"
+    assert sorted(set(TESTED_ELSEWHERE) - set(sources)) == [], "exemptions of modules that no longer exist"
 
 
 SOURCE: Final = "src/flowstone/"
@@ -430,12 +446,12 @@ MODULES_MAX: Final = 25
 
 
 def crowded(paths: list[str], limit: int) -> list[str]:
-    """Directories of the source with more modules than `limit`, not counting `__init__.py`."""
+    """Return source directories with more modules than `limit`, not counting `__init__.py`."""
     rooms = [path.rpartition("/")[0] for path in paths if path.startswith("src/") and not path.endswith("__init__.py")]
     return sorted({f"{room}: {rooms.count(room)} modules" for room in rooms if rooms.count(room) > limit})
 
 
-def test_no_directory_has_more_modules_than_a_reader_can_take_in() -> None:
+def test_directories_have_a_limited_number_of_modules() -> None:
     found = crowded([module.path for module in MODULES], MODULES_MAX)
     assert not found, "\n" + "\n".join(found)
 
@@ -446,7 +462,7 @@ SAME_NAME: Final[dict[str, str]] = {
 
 
 def repeated_classes(modules: list[Module], same_name: dict[str, str]) -> list[str]:
-    """Public classes of one name that are defined in several modules."""
+    """Return names of public classes that several modules define."""
     homes: dict[str, list[str]] = {}
     for module in modules:
         if module.path.startswith("src/"):
@@ -465,7 +481,7 @@ _MODULE_IN_TEXT: Final = re.compile(r"`([\w/]+\.py)`")
 
 
 def unresolved_modules(modules: list[Module]) -> list[str]:
-    """Modules named in backticks that are neither in the same directory nor written with their path."""
+    """Return modules named in backticks that are neither in the same directory nor given with their path."""
     sources = [module for module in modules if module.path.startswith(SOURCE)]
     paths = {module.path.removeprefix(SOURCE) for module in sources}
     return [
@@ -477,7 +493,7 @@ def unresolved_modules(modules: list[Module]) -> list[str]:
     ]
 
 
-def test_a_module_named_in_a_text_exists() -> None:
+def test_modules_named_in_text_exist() -> None:
     found = unresolved_modules(MODULES)
     assert not found, "\n" + "\n".join(found)
 
@@ -508,7 +524,7 @@ BY_NAME: Final = ("_make_",)
 
 
 def defined_names(module: Module) -> Iterator[str]:
-    """Functions, methods, classes and constants of a module; a decorator may have registered the others somewhere."""
+    """Yield names defined in a module, except decorated ones: a decorator may register them elsewhere."""
     for node in ast.walk(module.tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("__"):
             continue
@@ -521,7 +537,7 @@ def defined_names(module: Module) -> Iterator[str]:
 
 
 def dead_names(modules: list[Module], pages: str, unused_here: dict[str, str]) -> list[str]:
-    """Names that are defined in the source and occur nowhere else: in no module but tests, and on no page."""
+    """Return names that are defined in the source and used nowhere else, except in tests."""
     words = Counter(
         word
         for module in modules
@@ -538,13 +554,13 @@ def dead_names(modules: list[Module], pages: str, unused_here: dict[str, str]) -
     ]
 
 
-def test_no_name_is_defined_and_never_used() -> None:
+def test_every_defined_name_is_used() -> None:
     pages = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
     found = dead_names(MODULES, pages, UNUSED_HERE)
     assert not found, "\n" + "\n".join(found)
 
 
-# --- the rules can fail ---------------------------------------------------------------------------
+# --- the rules find violations ---------------------------------------------------------------------------
 
 DOC: Final = '"""A room."""\n'
 XLOG: Final = "src/flowstone/xlog/example.py"
@@ -680,7 +696,7 @@ def test_a_repeated_class_name_is_found() -> None:
     assert repeated_classes(both, {"Place": "a reason"}) == []
 
 
-def test_a_module_named_in_a_text_that_does_not_exist_is_found() -> None:
+def test_missing_module_named_in_text_is_found() -> None:
     def named(text: str) -> list[str]:
         return unresolved_modules([Module(XLOG, f"# in `{text}`"), Module("src/flowstone/box/box.py", "")])
 
@@ -688,7 +704,7 @@ def test_a_module_named_in_a_text_that_does_not_exist_is_found() -> None:
     assert named("box.py") == [f"{XLOG}:1: no box.py here; write the path below src/flowstone/"]
 
 
-def test_a_dead_name_is_found() -> None:
+def test_unused_name_is_found() -> None:
     tested = Module("tests/xlog/test_example.py", "f()\nSIZE")
     module = Module(XLOG, "SIZE = 3\ndef f():\n    return g()\ndef g(): pass\n@command\ndef h(): pass")
     assert dead_names([module, tested], "", {}) == [f"{XLOG}: f", f"{XLOG}: SIZE"]

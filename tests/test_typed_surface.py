@@ -1,4 +1,4 @@
-"""pyright agrees with mypy about the public surface: right calls have the stated types, wrong ones are errors.
+"""pyright agrees with mypy about the public interface: valid calls have the stated types, invalid ones are errors.
 
 basedpyright is pyright with its own Node.js in the wheel, so that it runs without a network. mypy reads the same file
 with all others (`make check`).
@@ -18,7 +18,7 @@ SURFACE = ROOT / "tests" / "typed_surface.py"
 
 
 def errors_in(directory: Path, **files: str) -> dict[str, set[int]]:
-    """Return the lines with errors, from 1, by name of the file."""
+    """Return the line numbers of errors, from 1, by file name."""
     for name, text in files.items():
         (directory / f"{name}.py").write_text(text)
     options = {

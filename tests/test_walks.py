@@ -47,7 +47,7 @@ def done():
 
 @pytest.fixture
 def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module that the tracer takes for one of Flowstone's."""
+    """Create a module that the tracer counts as part of Flowstone."""
     path = tmp_path / "room" / "module.py"
     path.parent.mkdir()
     path.write_text(TRACED)
@@ -75,11 +75,11 @@ def test_properties_lambdas_and_comprehensions_are_not_calls(traced: ModuleType)
     assert labels(traced.Thing().add) == ["room/module.py:Thing.add"]
 
 
-def test_a_generator_counts_once(traced: ModuleType) -> None:
+def test_generator_is_counted_once(traced: ModuleType) -> None:
     assert labels(lambda: list(traced.numbers())) == ["room/module.py:numbers"]
 
 
-def test_suspended_coroutine_counts_when_it_continues_and_its_awaiter_does_not(traced: ModuleType) -> None:
+def test_suspended_coroutine_is_counted_when_it_continues_and_its_awaiter_is_not(traced: ModuleType) -> None:
     async def operation() -> list[str]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(traced.awaiting(future))
@@ -130,7 +130,7 @@ def test_main_line_has_the_functions_that_lead_into_another_package_once() -> No
     assert walk.uses == {"node/turn.py:run": ["box/index.py"], "xlog/writer.py:write": ["outside/disk.py"]}
 
 
-def test_a_replace_is_traced_from_the_socket_through_box_and_log_to_the_reply() -> None:
+def test_replace_is_traced_from_the_socket_through_box_and_log_to_the_reply() -> None:
     printed = subprocess.run(
         [sys.executable, SCRIPT, "--only", "1", "--json"], check=True, capture_output=True, text=True
     ).stdout

@@ -1,4 +1,4 @@
-"""A process that is forked by the starter behaves as one that an interpreter was started for."""
+"""A process forked by the starter behaves like one in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_command_prints_and_exits_as_in_a_fresh_interpreter(tmp_path: Path, argu
     assert fresh.returncode == code
 
 
-def test_standard_input_is_read_when_it_is_given(tmp_path: Path, log: Path) -> None:
+def test_standard_input_is_read_if_given(tmp_path: Path, log: Path) -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb") as stdin, log.open("wb") as out:
         process = WarmProcess(["json.tool", "--compact"], stdin=stdin, stdout=out)
@@ -80,10 +80,10 @@ def test_signal_ends_the_process(tmp_path: Path, log: Path, number: signal.Signa
         process.wait(0.01)
     process.send_signal(number)
     assert process.wait(SECONDS) == code
-    process.kill()  # of one that has ended already
+    process.kill()  # signal to a process that has already ended
 
 
-def test_process_is_killed_when_its_asker_is_killed(tmp_path: Path, log: Path) -> None:
+def test_process_is_killed_with_its_requester(tmp_path: Path, log: Path) -> None:
     command = [sys.executable, "-c", ASKER, starter_address(), str(log), *serve(tmp_path / "node")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asker:
         assert asker.stdout is not None

@@ -1,7 +1,8 @@
-"""The public surface as a type checker sees it. Never imported: mypy and pyright read it (test_typed_surface.py).
+"""The public interface for type checkers. This module is never imported: mypy and pyright read it
+(test_typed_surface.py).
 
-`assert_type` states what a call returns. A line that ends in `type: ignore` must be an error: both checkers report a
-comment that hides nothing.
+`assert_type` states the type of a call. A line that ends in `type: ignore` must be an error: both checkers report
+unused ignore comments.
 """
 
 from __future__ import annotations

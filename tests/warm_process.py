@@ -1,8 +1,8 @@
-"""Processes that run a module of Python without importing it anew: nodes and commands, by the hundred.
+"""Processes that run a Python module without importing it again: hundreds of nodes and commands.
 
-A node imports for most of a second before its first line runs. Here, one process per worker of pytest has imported what
-nodes and commands need, and forks. What is forked has a process id, descriptors, signals and an end of its own, and
-runs the module from its beginning, as `python -m` does. Tests of what a fresh interpreter does take `subprocess`.
+The imports of a node take most of a second. Here, one process per pytest worker has imported all modules of nodes and
+commands, and forks. A forked process has its own process id, descriptors, signals and exit code, and runs the module
+from its beginning, as `python -m` does. Tests of a fresh interpreter use `subprocess`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ MESSAGE_MAX: Final = 1 << 20
 
 
 class WarmProcess:
-    """A process like one of `subprocess.Popen([sys.executable, "-m", *command])`, with the part of its interface that
-    tests use. It is killed where its starter, or whoever holds this, is gone."""
+    """A process like `subprocess.Popen([sys.executable, "-m", *command])`, with the part of that interface that tests
+    use. It is killed when its starter, or the process with this object, ends.
+    """
 
     def __init__(
         self,
@@ -37,8 +38,9 @@ class WarmProcess:
         env: Mapping[str, str] | None = None,
         starter: str | None = None,
     ) -> None:
-        """Without `stdin` it reads nothing; without `stderr` that goes to `stdout`. `starter` is an address that
-        `starter_address` gave to another process."""
+        """Without `stdin`, standard input is empty; without `stderr`, errors go to `stdout`. `starter` is an address
+        that `starter_address` returned in another process.
+        """
         self.args = list(command)
         self.returncode: int | None = None
         request = {"command": self.args, "cwd": os.path.abspath(cwd), "env": dict(os.environ if env is None else env)}
@@ -54,7 +56,7 @@ class WarmProcess:
         self.pid = self._told()
 
     def poll(self) -> int | None:
-        """The exit code, or minus the signal, of a process that has ended."""
+        """Return the exit code of a process that has ended, or its signal as a negative number."""
         if self.returncode is None:
             with suppress(BlockingIOError):
                 self._end(0.0)
@@ -95,13 +97,13 @@ class WarmProcess:
 
 @cache
 def starter_address() -> str:
-    """The address of the process that forks. It and all that it has started end with this process."""
+    """Return the address of the starter. The starter and all its processes end with this process."""
     from pathlib import Path
     from subprocess import PIPE, Popen
 
     root = Path(__file__).resolve().parents[1]
     paths = os.pathsep.join([str(root / "src"), str(root)])
-    # One thread, because others are not forked.
+    # Single-threaded, because fork copies only the calling thread.
     environment = os.environ | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.warm_starter"]
     process = Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True)
@@ -110,5 +112,5 @@ def starter_address() -> str:
     address = process.stdout.readline().strip()
     process.stdout.close()
     assert address, f"{command} has ended"
-    atexit.register(process.communicate)  # which closes what it reads
+    atexit.register(process.communicate)  # this also closes the pipes
     return address

@@ -1,7 +1,8 @@
 """The process that forks those of `warm_process.py`: `python -m tests.warm_starter`, which prints its address.
 
-It has imported Flowstone but for Spark, and has one thread. For each request it forks a keeper, which forks the process
-and tells how it ends. A keeper whose asker is gone kills its process; the starter ends with its standard input.
+It has imported Flowstone except for Spark, and has one thread. For each request it forks a keeper, which forks the
+process and reports its exit. A keeper whose requester has ended kills its process; the starter ends with its standard
+input.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def preload() -> None:
     for module in pkgutil.walk_packages(flowstone.__path__, "flowstone."):
         if not module.name.startswith("flowstone.spark") and not module.name.endswith("__main__"):
             import_module(module.name)
-    for name in ("encodings.idna", "rich.live", "uvloop"):  # which others import when they need it
+    for name in ("encodings.idna", "rich.live", "uvloop"):  # imported only when needed elsewhere
         import_module(name)
     gc.collect()
     gc.freeze()
 
 
 def serve(listener: socket.socket) -> list[str] | None:
-    """Returns a command in each process that is to run one, and nothing in this one, in the end."""
+    """Return the command in each forked process that runs one, and None in the starter, at its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -47,12 +48,12 @@ def serve(listener: socket.socket) -> list[str] | None:
             return keep(connection)
         connection.close()
         with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:  # keepers that have ended
+            while os.waitpid(-1, os.WNOHANG)[0]:  # reap keepers that have ended
                 pass
 
 
 def keep(connection: socket.socket) -> list[str]:
-    """Returns in the process that was asked for; this one ends here."""
+    """Return in the requested process; the keeper exits here."""
     text, streams, _, _ = socket.recv_fds(connection, MESSAGE_MAX, 3)
     if not text:
         os._exit(0)
@@ -65,7 +66,7 @@ def keep(connection: socket.socket) -> list[str]:
         return command
     for number in streams:
         os.close(number)
-    with suppress(OSError):  # an asker that is gone
+    with suppress(OSError):  # the requester has ended
         connection.send(b"%d" % pid)
         ended = os.pidfd_open(pid)
         ready, _, _ = select.select([connection.fileno(), ended], [], [])
@@ -76,7 +77,7 @@ def keep(connection: socket.socket) -> list[str]:
 
 
 def become(directory: str, environment: Mapping[str, str], streams: Sequence[int]) -> None:
-    """What stands between a fork and a program of its own."""
+    """Give a forked process its own streams, directory and environment."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, given in enumerate(streams):
         os.dup2(given, number)
@@ -92,7 +93,7 @@ def main() -> None:
     preload()
     address = f"flowstone-tests-{uuid4()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"\0{address}")  # a name without a file
+        listener.bind(f"\0{address}")  # an abstract socket: a name without a file
         listener.listen()
         print(address, flush=True)  # noqa: T201
         command = serve(listener)

@@ -6,12 +6,24 @@ This is the public surface; everything below it may move. Importing it loads not
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Literal
 
 from flowstone.errors import CannotListen, FlowstoneError, LocalProtocolError, RemoteProtocolError
 from flowstone.lazy import lazy_names
+
+if type(__spec__.loader).__name__ == "zipimporter":
+    raise ImportError(
+        "flowstone cannot be imported from a zip file: its compiled modules are shared libraries;"
+        " install it on every machine, or ship a packed environment with spark.archives"
+    )
+
+if os.environ.get("FLOWSTONE_INTERPRETED") == "1":
+    from flowstone.native.interpreted import install
+
+    install()
 
 if TYPE_CHECKING:
     import pyarrow
@@ -191,12 +203,17 @@ def read_log(
     Raises:
         XlogError: A file is damaged or incomplete, or rows are missing between two files.
         UnknownSpace: No log defines `space`.
-        FlowstoneError: A path contains no log file, or a column does not exist.
+        FlowstoneError: A path contains no log file, a column does not exist, or pyarrow is not installed.
 
     Example:
         orders = flowstone.read_log("/var/lib/tarantool/shop", space="orders").read_all()
     """
-    import pyarrow
+    try:
+        import pyarrow
+    except ModuleNotFoundError:
+        raise FlowstoneError(
+            "read_log needs pyarrow, which is not installed", hint="pip install 'flowstone[arrow]'"
+        ) from None
 
     from flowstone.columns.arrow_columns import ColumnOptions
     from flowstone.columns.log_batches import GenericShape, TypedShape, typed_reader

@@ -1,6 +1,6 @@
 """A rate limit for log lines that clients can cause: a token bucket.
 
-Pure: the time is an argument, so every room may use it, with the clock that the room has.
+Pure: the time is an argument, so every package may use it with its own clock.
 """
 
 from __future__ import annotations

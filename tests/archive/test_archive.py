@@ -92,7 +92,7 @@ def assert_equal(server: RealServer, directory: Path, tmp_path: Path) -> None:
     assert " F>" not in log
 
 
-async def test_a_server_started_from_the_archive_has_the_same_data(server: RealServer, tmp_path: Path) -> None:
+async def test_server_started_from_the_archive_has_the_same_data(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     server.eval("fill(1, 500)")
     await archived_once(server, directory)
@@ -265,7 +265,7 @@ async def test_registered_archive_has_an_id_and_the_server_keeps_its_logs(server
     assert_equal(server, directory, tmp_path)
 
 
-async def test_an_anonymous_archive_may_register_later(server: RealServer, tmp_path: Path) -> None:
+async def test_anonymous_archive_can_register_later(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     server.eval("fill(1, 100)")
     await archived_once(server, directory)
@@ -366,16 +366,14 @@ async def test_directory_without_an_archive_is_not_changed(server: RealServer, t
         await archived_once(server, tmp_path / "other")
 
 
-async def test_two_archives_do_not_share_a_directory(server: RealServer, tmp_path: Path) -> None:
+async def test_two_archives_cannot_share_a_directory(server: RealServer, tmp_path: Path) -> None:
     async with archiving(server, tmp_path / "archive") as (_, told):
         await until(lambda: any(isinstance(event, events.Connected) for event in told))
         with pytest.raises(FlowstoneError, match="another archive"):
             await archived_once(server, tmp_path / "archive")
 
 
-async def test_the_manifest_follows_the_log(
-    server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_manifest_follows_the_log(server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "SAVE_INTERVAL", 0.05)
     directory = tmp_path / "archive"
     async with archiving(server, directory) as (_, told):
@@ -389,7 +387,7 @@ async def test_the_manifest_follows_the_log(
         assert blocks.runs[-1].vclock == server.vclock()
 
 
-async def test_it_knows_until_when_nothing_was_written(
+async def test_manifest_records_until_when_no_row_was_written(
     server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_module, "SAVE_INTERVAL", 0.05)
@@ -407,7 +405,7 @@ async def test_it_knows_until_when_nothing_was_written(
     await archived_once(server, directory)
     assert asked <= known_until() <= time.time()
     async with archiving(server, directory):
-        for _ in range(2):  # acknowledged by heartbeats alone
+        for _ in range(2):  # heartbeats alone have acknowledged this position
             (now,) = server.eval("return require('clock').time()")
             await until(partial(is_known, now))
     ended = known_until()
@@ -421,7 +419,7 @@ async def test_it_knows_until_when_nothing_was_written(
 
 async def test_full_disk_stops_the_archive_at_every_step(server: RealServer) -> None:
     disk = FaultDisk()
-    disk.room = 10  # The manifest does not fit: no connection is lost or reopened for that.
+    disk.room = 10  # The manifest does not fit: the archive neither drops nor reopens a connection because of that.
     with pytest.raises(ArchiveRefused, match=r"manifest.*No space left") as caught:
         await Archive(server.uri, "dir", outside=disk.outside()).run()
     assert caught.value.hint == "free space and start the archive again"

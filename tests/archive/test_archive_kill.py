@@ -1,6 +1,6 @@
 """`kill -9` of the archive and of the server at random moments: at the end a real server recovers the same data.
 
-A writer on the server changes two spaces in transactions: each puts the same number into both.
+A writer on the server changes two spaces in transactions, each of which puts the same number into both spaces.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Archive:
         self._process.terminate()
 
     def assert_done(self) -> None:
-        """Wait for its end, or terminate it."""
+        """Wait for the end of the process, or terminate it."""
         assert self._process.wait(SECONDS) == 0, self._log.read_text()
 
 

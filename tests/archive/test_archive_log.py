@@ -1,4 +1,4 @@
-"""The log of an archive: written rows stay, a torn tail is removed, and the index matches the log."""
+"""The log of an archive: written rows are kept, a torn tail is removed, and the index matches the log."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_large_batches_become_many_blocks_of_whole_transactions() -> None:
         assert len(list(file.transactions())) == 40
 
 
-def test_a_full_file_is_followed_by_the_next() -> None:
+def test_full_file_is_followed_by_the_next() -> None:
     disk = new_disk()
     log = begun(disk, wal_max_size=300)
     for lsn in range(6, 30):
@@ -142,7 +142,7 @@ def test_log_continues_in_the_same_file_after_a_clean_shutdown() -> None:
     assert rows_of(disk) == [(1, 6), (1, 7)]
 
 
-def test_a_torn_tail_is_cut_off() -> None:
+def test_torn_tail_is_cut_off() -> None:
     disk = new_disk()
     log = begun(disk)
     log.write(alone(6))
@@ -185,7 +185,7 @@ def test_pending_transaction_is_still_pending_after_a_restart() -> None:
     assert again.verdicts.settled == VClock({1: 9})
 
 
-def test_plain_runs_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_runs_are_not_read_again_at_open(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = new_disk()
     log = begun(disk)
     log.write(alone(6))
@@ -198,7 +198,7 @@ def test_plain_runs_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resumed(disk).vclock == VClock({1: 6})
 
 
-def test_a_file_begins_just_where_a_snapshot_was_taken() -> None:
+def test_file_starts_exactly_at_the_position_of_a_snapshot() -> None:
     disk = new_disk()
     log = begun(disk)
     log.write(alone(6))
@@ -212,7 +212,7 @@ def test_a_file_begins_just_where_a_snapshot_was_taken() -> None:
     assert rows_of(disk) == [(1, lsn) for lsn in range(6, 11)]
 
 
-def test_a_snapshot_of_now_ends_the_file_at_once() -> None:
+def test_snapshot_at_the_current_position_ends_the_file_at_once() -> None:
     disk = new_disk()
     log = begun(disk)
     log.cut(START)
@@ -234,7 +234,7 @@ def test_log_cannot_rotate_at_a_snapshot_before_its_end() -> None:
     assert log.cut_at is None
 
 
-def test_rows_of_an_upgraded_server_begin_a_file() -> None:
+def test_rows_of_an_upgraded_server_start_a_new_file() -> None:
     disk = new_disk()
     log = begun(disk)
     log.write(alone(6))
@@ -294,7 +294,7 @@ def test_rows_out_of_order_are_rejected() -> None:
     assert log.vclock == VClock({1: 6})
 
 
-def test_a_missing_file_is_a_gap() -> None:
+def test_missing_file_is_a_gap() -> None:
     disk = new_disk()
     log = begun(disk, wal_max_size=100)
     for lsn in range(6, 12):
@@ -351,7 +351,7 @@ def test_written_rows_survive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "version"), [("2.6.0-0-g47aa4e01e", (2, 6, 0)), ("3.8.0", (3, 8, 0)), ("Flowstone", (2, 11, 9))]
 )
-def test_versions_of_headers(text: str, version: tuple[int, ...]) -> None:
+def test_server_version_is_parsed_from_a_header(text: str, version: tuple[int, ...]) -> None:
     assert version_of(text) == version
 
 

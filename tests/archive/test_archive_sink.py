@@ -15,6 +15,7 @@ from flowstone.iproto.constants import RaftKey, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.block import FLUSH_THRESHOLD
 from flowstone.xlog.errors import WriteFailed
 from flowstone.xlog.transactions import make_transaction
 from tests.archive.test_received_snapshot import SET, tuple_row
@@ -46,7 +47,7 @@ def rows(*lsns: int) -> Any:
     return stream(*(make_transaction([row(lsn)]).rows[0] for lsn in lsns))
 
 
-async def test_the_vclock_moves_when_rows_are_durable() -> None:
+async def test_vclock_advances_when_rows_are_durable() -> None:
     disk = new_disk()
     intake = await begun(disk)
     told: list[VClock] = []
@@ -80,7 +81,7 @@ async def test_known_rows_are_skipped() -> None:
     assert intake.vclock == VClock({1: 7})
 
 
-async def test_a_full_queue_makes_the_upstream_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_queue_makes_the_upstream_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_sink, "QUEUE_SIZE_MAX", 100)
     intake = await begun(new_disk())
     await intake.take(rows(*range(6, 60)))
@@ -104,7 +105,7 @@ async def test_rows_with_images_are_written_in_smaller_batches(monkeypatch: pyte
     assert intake.vclock == VClock({1: 29})
 
 
-async def test_a_failed_write_is_the_end() -> None:
+async def test_failed_write_ends_the_intake() -> None:
     disk = new_disk()
     intake = await begun(disk)
     disk.room = 10
@@ -138,7 +139,7 @@ async def test_incomplete_snapshot_leaves_no_files() -> None:
     assert disk.list_directory("dir") == ["manifest.json"]
 
 
-async def test_a_join_gives_the_snapshot_the_first_rows_and_the_id() -> None:
+async def test_join_delivers_the_snapshot_the_first_rows_and_the_id() -> None:
     intake = new_intake(new_disk())
     told: list[int] = []
     sink = LogSink(intake, is_anonymous=False, on_registered=lambda: told.append(intake.store.manifest.replica_id))
@@ -157,14 +158,29 @@ async def test_a_join_gives_the_snapshot_the_first_rows_and_the_id() -> None:
     assert sink.id_filter == ()
 
 
-async def test_who_is_registered_and_has_not_seen_the_row_is_not_nobody() -> None:
+async def test_failed_join_leaves_no_files() -> None:
+    disk = new_disk()
+    sink = LogSink(new_intake(disk), is_anonymous=False, on_registered=lambda: None)
+    await sink.begin_snapshot(VClock({1: 5}), (2, 11, 0))
+    await sink.snapshot_rows(stream(tuple_row(272, ["cluster", str(SET)])))
+    await sink.meta(Row(RequestType.RAFT, body=pack({int(RaftKey.TERM): 1, 99: "x" * FLUSH_THRESHOLD})))
+    disk.broken.add("append")
+    with pytest.raises(WriteFailed):
+        await sink.begin_final(VClock({1: 6}))
+    disk.broken.clear()
+    await sink.abandon()
+    assert disk.list_directory("dir") == ["manifest.json"]
+    assert disk.open_paths == []
+
+
+async def test_registered_sink_has_an_unknown_id_until_its_row_arrives() -> None:
     sink = LogSink(await begun(new_disk()), is_anonymous=False, on_registered=lambda: None)
     assert sink.replica_id == 0
     sink.register_known()
     assert sink.replica_id == UNKNOWN_ID
 
 
-async def test_an_anonymous_one_has_no_id_and_takes_no_local_rows() -> None:
+async def test_anonymous_sink_has_no_id_and_filters_local_rows() -> None:
     sink = LogSink(await begun(new_disk()), is_anonymous=True, on_registered=lambda: None)
     await sink.apply(rows(6))
     assert sink.replica_id == 0

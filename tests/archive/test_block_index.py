@@ -1,4 +1,4 @@
-"""The index of an archived log: describes the blocks, and is rebuilt from them when unusable."""
+"""The index of an archived log: it describes the blocks, and is rebuilt from them when unusable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def verdicts() -> Verdicts:
 
 
 def indexed(disk: Any, *blocks: list[bytes]) -> tuple[BlockRun, ...]:
-    """Return the runs of an index after these blocks, 100 bytes each, were added."""
+    """Return the runs of an index after adding these blocks, 100 bytes each."""
     writer = BlockWriter.create(disk, LOG, META, 200, verdicts())
     for number, rows in enumerate(blocks, 1):
         together = slab(*rows)
@@ -72,12 +72,12 @@ def test_small_blocks_share_a_line_and_large_ones_do_not(monkeypatch: pytest.Mon
     assert [(run.offset, run.end, run.row_count) for run in read.runs] == [(200, 500, 3), (500, 800, 3), (800, 1000, 2)]
 
 
-def test_runs_of_very_many_spaces_do_not_name_them() -> None:
+def test_runs_with_many_spaces_do_not_list_them() -> None:
     runs = indexed(new_disk(), [alone(6 + number, 600 + number) for number in range(65)])
     assert runs[0].spaces is None
 
 
-def test_lines_are_json_for_everybody() -> None:
+def test_index_lines_are_plain_json() -> None:
     disk = new_disk()
     indexed(disk, [alone(6)])
     first, second, rest = bytes(disk.names[path_of(LOG)].data).split(b"\n")
@@ -139,7 +139,7 @@ def test_index_of_another_log_is_ignored() -> None:
     assert read_blocks(disk, "dir/00000000000000000006.xlog") is None
 
 
-def test_blocks_of_a_chunk_are_those_of_the_file() -> None:
+def test_block_offsets_of_a_chunk_equal_those_of_the_file() -> None:
     disk = new_disk()
     disk.make_directory("dir")
     log = LogWriter.create(disk, "dir", META)

@@ -1,4 +1,4 @@
-"""Definitions beside a log: written atomically, read when there is no snapshot."""
+"""Definitions in a file next to a log: written atomically, and read when there is no snapshot."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""Stream rows in the form of files: the bytes of a real writer, the timestamps of the upstream."""
+"""Stream rows in the form of log files: the bytes of a real writer, with the timestamps of the upstream."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 
 from flowstone.archive import encoded_rows as archive_rows
-from flowstone.archive.encoded_rows import log_rows, snapshot_rows, warm_up
+from flowstone.archive.encoded_rows import log_rows, snapshot_rows
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.replication.row_stream import slab_of_rows
@@ -15,7 +13,7 @@ from flowstone.xlog.transactions import make_transaction
 from tests.node.archived_rows import SYNC, row, stream
 
 
-def test_log_rows_are_those_of_the_upstream() -> None:
+def test_log_rows_equal_those_of_the_upstream() -> None:
     rows = [
         *make_transaction([row(6)]).rows,
         *make_transaction([row(7), row(8), row(9)], SYNC).rows,
@@ -27,7 +25,7 @@ def test_log_rows_are_those_of_the_upstream() -> None:
     assert log_rows(slab, 2, 2) == b""
 
 
-def test_what_a_connection_adds_to_a_header_is_left_out() -> None:
+def test_sync_numbers_of_a_connection_are_omitted_from_headers() -> None:
     plain = make_transaction([row(6)]).rows[0]
     with_sync = msgspec.structs.replace(plain, sync=77)
     assert log_rows(stream(with_sync), 0, 1) == plain.encode()
@@ -47,13 +45,3 @@ def test_many_snapshot_rows_are_yielded_in_pieces() -> None:
     assert [count for _, count in pieces] == [archive_rows.SNAPSHOT_BLOCK_ROWS] * 2 + [400]
     lsns = [each.lsn for data, _ in pieces for each in slab_of_rows(data, "").rows()]
     assert lsns == list(range(7, 2407))
-
-
-def test_what_is_compiled_ahead_is_what_rows_pass() -> None:
-    kernels: list[Any] = [archive_rows.gather_log_rows, archive_rows.gather_snapshot_rows]
-    warm_up()
-    compiled = [list(kernel._entries) for kernel in kernels]
-    slab = stream(*make_transaction([row(6), row(7)]).rows)
-    log_rows(slab, 0, 2)
-    list(snapshot_rows(slab, 0, 2, 0, 1.0))
-    assert [list(kernel._entries) for kernel in kernels] == compiled

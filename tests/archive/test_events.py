@@ -1,4 +1,4 @@
-"""Events: each is a sentence for people and an object for programs."""
+"""Events of an archive: each has a sentence for users and an object for programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from flowstone.archive.events import ArchiveEvent
         (events.Stopped({1: 9}, {1: 9}, 4), "stopped", "stopped at {1: 9}, settled {1: 9}, 4 rows received"),
     ],
 )
-def test_an_event_is_a_sentence_and_an_object(event: ArchiveEvent, kind: str, text: str) -> None:
+def test_event_is_a_sentence_and_an_object(event: ArchiveEvent, kind: str, text: str) -> None:
     assert str(event) == text
     assert json.loads(msgspec.json.encode(event))["event"] == kind
 

@@ -35,7 +35,7 @@ from tests.node.archived_server import RealServer
 SPACE, SYNC_SPACE = 512, 513
 
 Change = tuple[int, Any, Any]
-"""Return type, old and new tuple of a row."""
+"""Return type, old tuple and new tuple of a row."""
 
 
 def new_images(version: tuple[int, ...] = (2, 11, 9)) -> Images:
@@ -133,7 +133,7 @@ def test_error_names_the_row_that_does_not_fit() -> None:
 @pytest.mark.real
 @pytest.mark.usefixtures("tarantool")
 @pytest.mark.parametrize("binary", parameters(ANY))
-async def test_a_real_server_recovers_from_rows_with_images(tmp_path: Path, binary: Binary) -> None:
+async def test_real_server_recovers_from_rows_with_images(tmp_path: Path, binary: Binary) -> None:
     directory = tmp_path / "archive"
     with RealServer(tmp_path / "master", binary=binary.path) as server:
         server.eval("fill(1, 50)")

@@ -47,7 +47,7 @@ def test_synchronous_transactions_after_the_promote_that_claimed_their_queue_are
     ]
 
 
-def test_what_waited_behind_them_goes_with_them_and_so_do_verdicts_about_them() -> None:
+def test_transactions_queued_behind_nops_and_verdicts_on_nops_are_nops() -> None:
     tenure = Tenure(2, 5)
     assert types(overtaken_rows([slab(alone(3, flags=SYNC))], tenure)) == [NOP]
     rows = slab(alone(4, flags=QUEUED), confirm(5, 3), alone(6))
@@ -59,8 +59,8 @@ def test_transaction_queued_behind_a_confirmed_one_is_archived_and_no_longer_pen
     assert (kept.type, kept.lsn, kept.flags) == (RequestType.REPLACE, 4, COMMIT)
 
 
-def test_a_promote_of_an_old_term_and_verdicts_of_its_writer_are_nops() -> None:
-    """A real server does not compare terms during recovery: the queue would have the wrong owner."""
+def test_promote_of_an_old_term_and_verdicts_of_its_writer_are_nops() -> None:
+    """A real server does not compare terms during recovery, so its queue would have the wrong owner."""
     rows = slab(promote(3, 0, term=4, origin=1, owner=3), confirm(4, 2), alone(2, origin=2, flags=SYNC))
     assert types(overtaken_rows([rows], Tenure(2, 5))) == [NOP, NOP, RequestType.REPLACE]
 
@@ -84,10 +84,10 @@ def test_former_owner_is_accepted_after_another_promotion() -> None:
 
 
 def test_rows_and_verdicts_of_the_owner_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding them one by one takes hundreds of times as long, and archives of synchronous sets contain
-    little else.
+    """Decoding these rows one by one takes hundreds of times as long, and archives of synchronous sets consist mostly
+    of them.
     """
-    monkeypatch.setattr(archive_overtaken, "group", lambda rows: pytest.fail("read row by row"))
+    monkeypatch.setattr(archive_overtaken, "group", lambda rows: pytest.fail("the rows were decoded one by one"))
     rows = slab(alone(1, flags=SYNC), confirm(2, 1), alone(3, flags=QUEUED), rollback(4, 3), alone(1, origin=3))
     assert overtaken_rows([rows], Tenure(1, 4)) == log_rows(rows, 0, len(rows))
     assert overtaken_rows([rows], Tenure()) == log_rows(rows, 0, len(rows))

@@ -1,4 +1,4 @@
-"""The manifest: written atomically, and read back as written."""
+"""The manifest: written atomically, and read back unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_manifest_round_trips() -> None:
     assert disk.list_directory("dir") == [NAME]
 
 
-def test_vclocks_are_objects_in_json_and_the_format_is_named() -> None:
+def test_json_names_the_format_and_has_vclocks_as_objects() -> None:
     disk = new_disk()
     save(disk, "dir", a_manifest())
     read = json.loads(bytes(disk.names[f"dir/{NAME}"].data))
@@ -89,7 +89,7 @@ def test_manifest_of_a_later_release_is_rejected() -> None:
         load(disk, "dir")
 
 
-def test_a_gap_names_the_rows() -> None:
+def test_gap_names_the_missing_rows() -> None:
     assert str(a_manifest().gaps[0]) == "LSN 11 to 20 of replica 1, 1 to 5 of replica 2 are missing"
     one = Gap({1: 3}, {1: 4}, ((1, 4, 4),), 0.0, "")
     assert str(one) == "LSN 4 of replica 1 is missing"

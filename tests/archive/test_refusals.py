@@ -1,4 +1,4 @@
-"""Rejections: the server's error, its address, and advice."""
+"""Rejections of a server: its error, its address, and advice."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_lost_rows_are_named() -> None:
     assert "LSN 91 to 100 of replica 1 (server is at {1: 90, 2: 5}, archive at {1: 100, 2: 5})" in error.message
 
 
-def test_a_gap_is_known_by_number_by_text_and_by_the_ballot() -> None:
+def test_gap_is_recognized_by_error_code_text_and_ballot() -> None:
     text = "Missing .xlog file between LSN 7 {1: 7} and 20 {1: 20}"
     assert is_gap(errors.XlogGap(text))
     assert is_gap(errors.ProcLua(text))

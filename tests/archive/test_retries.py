@@ -13,8 +13,9 @@ from flowstone.archive import events as events
 from flowstone.archive.archive import Archive
 from flowstone.archive.refusals import ArchiveRefused, UpstreamLostTail
 from flowstone.archive.retries import CATCH_UP_SECONDS, Patience
+from flowstone.archive.spooler import Spooling
 from flowstone.iproto import errors
-from flowstone.iproto.uri import Uri
+from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.outside import Outside
 from flowstone.replication.applier.states import ConnectionLost
 from flowstone.replication.vclock import VClock
@@ -28,7 +29,7 @@ FULL = WriteFailed("archive/1.snap", 7, OSError(28, "No space left on device"), 
 
 
 class Archived:
-    """An archive of one node, on its own machine."""
+    """An archive of one node, on a separate simulated machine."""
 
     def __init__(self, sim: Simulation, upstream: str, name: str = "archive") -> None:
         self._sim = sim
@@ -173,7 +174,7 @@ async def test_archive_gives_up_on_an_upstream_that_never_catches_up(sim: Simula
 
 @simulated()
 async def test_archive_gives_up_at_once_on_an_upstream_that_lost_rows_of_its_own(sim: Simulation) -> None:
-    """During the wait it would assign their LSNs to other rows."""
+    """A server that waited would assign the LSNs of the lost rows to other rows."""
     await sim.start("a", wal_mode="write")
     await make_space(sim, "a")
     archived = Archived(sim, "a")
@@ -253,3 +254,21 @@ async def test_archive_hints_at_its_full_disk_when_the_upstream_disconnects(sim:
     with pytest.raises(ArchiveRefused) as refusal:
         await archive._overcome(errors.System("the upstream is gone"))
     assert refusal.value.hint == "free space and start the archive again"
+
+
+@simulated()
+async def test_spool_hints_at_its_disk_when_the_disk_failed_only_once(sim: Simulation) -> None:
+    await sim.start("a")
+    sim.build("spool")
+    storage = sim.storage("spool")
+    storage.broken.add("sync")
+
+    async def spool(outside: Outside) -> ArchiveProcess:
+        return ArchiveProcess(Spooling([parse_uri(sim.uri("a"))], "/spool", begin="latest", outside=outside))
+
+    process = await sim.launch("spool", spool)
+    await sim.until(lambda: storage.failure_count)
+    storage.broken.clear()
+    await sim.until(lambda: process.failure)
+    assert isinstance(process.failure, ArchiveRefused)
+    assert process.failure.hint == "repair the disk and start the archive again"

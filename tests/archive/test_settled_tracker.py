@@ -1,4 +1,4 @@
-"""The settled position: before any pending transaction, and never past a rolled back one."""
+"""The settled position: before any pending transaction, and never after an unsettled one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_rolled_back_rows_are_listed() -> None:
 
 
 def test_nop_in_place_of_a_row_of_a_former_leader_is_settled_at_once() -> None:
-    """A member that knew the new leader when the rows arrived has written it, with the original flags."""
+    """A member that knew the new leader when the rows arrived wrote the NOP, with the original flags."""
     verdicts = started()
     pushed(verdicts, alone(1, flags=SYNC), promote(1, 0, term=2, origin=2))
     late = transaction([Row(RequestType.NOP, 1, lsn=2, timestamp=102.0)], SYNC)
@@ -96,7 +96,7 @@ def test_rolled_back_definition_no_longer_counts() -> None:
     assert verdicts.settled == VClock({1: 5})
 
 
-def test_after_an_upgrade_flags_decide() -> None:
+def test_flags_decide_what_is_pending_after_an_upgrade() -> None:
     verdicts = started((2, 6, 0))
     pushed(verdicts, define_space(1, SYNC_SPACE, is_sync=True))
     verdicts.follow_version((2, 11, 9))

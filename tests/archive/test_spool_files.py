@@ -101,7 +101,7 @@ def test_collection_drops_read_files_and_keeps_definitions() -> None:
     store = begun_from_snapshot(disk, wal_max_size=1)
     for lsn in range(6, 10):
         store.write([slab(define_space(lsn, 600 + lsn))])
-    store.collect(VClock({1: 5}))  # the snapshot is consumed
+    store.collect(VClock({1: 5}))  # the snapshot has been consumed
     assert names(disk, ".snap") == []
     assert store.manifest.snapshots == []
     assert lsns(disk) == [6, 7, 8, 9]
@@ -179,7 +179,7 @@ def test_reset_drops_all_files() -> None:
 
 
 def test_spool_is_consistent_after_any_crash() -> None:
-    """Whatever call is interrupted, the next start finds a prefix of the written rows that includes all rows reported
+    """Whichever call is interrupted, the next start finds a prefix of the written rows that includes all rows reported
     durable.
     """
     for life in range(0, 6000, 37):

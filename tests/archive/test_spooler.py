@@ -1,4 +1,7 @@
-"""A spool as a kind of archive: its start position, its upstream, its end. More tests are in `test_spool`."""
+"""A spool as a kind of archive: its start position, its upstream, its end.
+
+More tests are in `test_spool`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.node.archived_server import RealServer
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("tarantool")]
 NOBODY = "127.0.0.1:1"
 TIMEOUT = 1.25
-"""`replication_timeout`: on a busy machine, a delay of some seconds must not cause a reconnect."""
+"""`replication_timeout` in seconds: on a busy machine, a delay of some seconds must not cause a reconnect."""
 
 
 @pytest.fixture(params=parameters("2.6"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -14,8 +16,11 @@ from flowstone.archive.received_snapshot import IncomingSnapshot
 from flowstone.archive.store import ArchiveStore
 from flowstone.outside import AlreadyLocked
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.directory import scan_directory
+from flowstone.xlog.errors import WriteFailed
 from flowstone.xlog.transactions import make_transaction
 from tests.archive.test_received_snapshot import SET, tuple_row
+from tests.limestone.crashes import fresh, one_failure
 from tests.node.archived_rows import INSTANCE, new_disk, row, stream
 from tests.node.fault_disk import Died
 
@@ -67,7 +72,7 @@ def test_archive_starts_with_a_snapshot_and_continues_after_a_restart() -> None:
     assert [each.reason for each in again.manifest.snapshots] == ["first"]
 
 
-def test_a_gap_is_noted_and_the_log_begins_anew() -> None:
+def test_gap_is_recorded_and_the_log_restarts_after_it() -> None:
     disk = new_disk()
     store = begun(disk)
     write(store, 6)
@@ -81,7 +86,7 @@ def test_a_gap_is_noted_and_the_log_begins_anew() -> None:
     assert again.manifest.gaps == [gap]
 
 
-def test_a_snapshot_by_interval_is_published_where_the_log_was_cut() -> None:
+def test_interval_snapshot_is_published_where_the_log_was_cut() -> None:
     disk = new_disk()
     store = begun(disk)
     write(store, 6)
@@ -105,7 +110,7 @@ def test_snapshot_before_the_end_of_the_log_is_discarded() -> None:
     assert [name for name in disk.list_directory("dir") if name.endswith("inprogress")] == []
 
 
-def test_another_upstream_is_remembered() -> None:
+def test_change_of_the_upstream_is_recorded() -> None:
     store = begun(new_disk())
     first = ArchivedUpstream(INSTANCE, "a:1", "2.6.0")
     assert store.follow(first)
@@ -113,7 +118,7 @@ def test_another_upstream_is_remembered() -> None:
     assert store.follow(ArchivedUpstream(INSTANCE, "b:1", "2.6.0"))
 
 
-def test_log_files_without_a_manifest_are_no_archive() -> None:
+def test_log_files_without_a_manifest_are_not_an_archive() -> None:
     disk = new_disk()
     begun(disk).close()
     disk = disk.after_death()
@@ -186,3 +191,68 @@ def test_archive_is_consistent_and_keeps_acknowledged_rows_after_any_crash() -> 
             assert manifest.replicaset_uuid == str(SET)
             write(again, again.vclock.get(1) + 1)
             again.close()
+
+
+def kill(disk: Any, *, is_indexed: bool, has_snapshot: bool) -> None:
+    """Leave the files of a killed archive: two logs, with or without their indexes, the second one longer than its
+    index; with `has_snapshot`, also a snapshot between them that is missing from the manifest."""
+    store = begun(disk)
+    write(store, 6)
+    incoming = snapshot(store, 6)
+    store.cut(VClock({1: 6}))
+    write(store, 7)
+    store.save()
+    write(store, 8)
+    store.abandon()
+    if has_snapshot:
+        incoming.finish()
+    else:
+        incoming.abandon()
+    for name in disk.list_directory("dir"):
+        if name.endswith(".jsonl") and not is_indexed:
+            disk.unlink(f"dir/{name}")
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_start_that_fails_at_any_disk_operation_leaves_nothing_open(is_indexed: bool, has_snapshot: bool) -> None:
+    for number in itertools.count(1):
+        machine, disk = fresh()
+        kill(disk, is_indexed=is_indexed, has_snapshot=has_snapshot)
+        assert not machine.opened
+        store, failure = None, None
+        with one_failure(machine, number) as has_failed:
+            try:
+                store = opened(disk)
+            except (OSError, WriteFailed, NotAnArchive) as error:
+                failure = error  # its traceback keeps all frames alive, so no file is closed by chance
+        if store is None:
+            assert not machine.opened, (number, failure)
+            assert not machine.locked, (number, failure)
+            store = opened(disk)
+        assert store.vclock == VClock({1: 8})
+        store.close()
+        assert not machine.opened
+        if not has_failed():
+            return
+
+
+def test_files_continue_each_other_after_any_failed_cut() -> None:
+    """A server starts only from logs whose headers name the previous log."""
+    for number in itertools.count(1):
+        machine, disk = fresh()
+        store = begun(disk)
+        for lsn in (6, 7):
+            write(store, lsn)
+            store.cut(VClock({1: lsn}))
+        write(store, 8)
+        with one_failure(machine, number) as has_failed, suppress(OSError, WriteFailed):
+            store.cut(VClock({1: 8}))
+        write(store, 9)
+        store.close()
+        assert not machine.opened
+        logs = [each.meta for each in scan_directory(disk, "dir").logs]
+        assert [each.prev_vclock for each in logs] == [None, *(each.vclock for each in logs[:-1])], number
+        assert opened(disk).vclock == VClock({1: 9})
+        if not has_failed():
+            return

@@ -1,4 +1,4 @@
-"""The information that a server returns for a start in the middle of its log."""
+"""The data that an archive requests from a server when it starts in the middle of its log."""
 
 from __future__ import annotations
 

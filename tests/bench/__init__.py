@@ -1,1 +1,1 @@
-"""The benchmark's own parts, run on little data: they must reach their end, whatever they measure."""
+"""The parts of the benchmark on little data: each must complete, whatever it measures."""

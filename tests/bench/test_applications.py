@@ -1,4 +1,4 @@
-"""The applications part of the benchmark at a tiny scale, beside the real server."""
+"""The applications part of the benchmark at a tiny scale, compared with the real server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_applications_benchmark_runs_to_its_end(
         for name, value in scale.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
-    # Kernels are not compiled anew: that takes a dozen seconds.
+    # Use cached kernels: compilation takes a dozen seconds.
     monkeypatch.setattr(applications, "_with_empty_home", lambda home: home.mkdir(parents=True) or dict(os.environ))
     results = list(applications.run(tmp_path))
     assert len(results) >= 18
@@ -37,7 +37,7 @@ def test_interleaved_requests_keep_the_order_of_each_kind() -> None:
     assert mixed.answer_size == pinged.answer_size
 
 
-def test_interleaved_requests_need_a_place_for_each() -> None:
+def test_interleaved_requests_must_have_a_place_for_each() -> None:
     with pytest.raises(ValueError, match="kind 0 has 3 requests for 1 places"):
         interleaved(np.array([0]), selects(sequential(3)))
 

@@ -1,4 +1,4 @@
-"""The benchmark of our own writers beside libraries at a tiny scale."""
+"""The benchmark of our own writers against libraries, at a tiny scale."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_benchmark_of_own_writers_compares_equal_results(tmp_path: Path, monkeyp
     results = list(own_writers.run(tmp_path, rows=200, table_rows=500, changes=20))
     assert [result.what.split()[0] for result in results] == ["merge", "JSON", "YAML"]
     assert all(result.ratio is not None and result.ratio > 0 for result in results)
-    # The reason for our own merge. When the library keeps the order, too, ours can go.
+    # The reason for our own merge. Remove it once the library keeps the order, too.
     assert own_writers.in_key_order(DeltaTable(tmp_path / "ours"))
     assert not own_writers.in_key_order(DeltaTable(tmp_path / "theirs"))

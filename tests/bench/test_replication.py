@@ -1,4 +1,4 @@
-"""The replication part of the benchmark at a tiny scale, beside the real server."""
+"""The replication part of the benchmark at a tiny scale, compared with the real server."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def test_replication_benchmark_runs_to_its_end(
         results = list(getattr(replication, part)(replication.Bench(tmp_path, stack)))
     assert results
     assert all(result.ratio is not None for result in results)
-    if part != "archived":  # its start-up is taken off: of so few rows, less than nothing may remain
+    if part != "archived":  # the start-up time is subtracted: with so few rows the rest may be negative
         assert all(result.ratio > 0 for result in results if result.ratio is not None)

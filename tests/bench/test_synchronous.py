@@ -1,4 +1,4 @@
-"""The synchronous part of the benchmark at a tiny scale: the pairs, beside the real server."""
+"""The synchronous part of the benchmark at a tiny scale: the pairs, compared with the real server."""
 
 from __future__ import annotations
 

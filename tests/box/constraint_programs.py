@@ -100,7 +100,7 @@ def upsert(number: int, values: list[Any], *operations: list[Any]) -> Step:
 
 
 def family(p: int, c: int) -> list[Step]:
-    """A parent with a unique `code`, and a child that refers to it and has an index over its own field."""
+    """Return the steps that create a parent with a unique `code`, and a child with an indexed foreign key to it."""
     return [
         space(p, field("id"), field("code"), field("u", is_nullable=True)),
         index(p, 0, 0),
@@ -337,7 +337,7 @@ STORIES = dict(stories())
 
 
 def random_program(seed: int, length: int = 220) -> list[Step]:
-    """Statements on a parent, a child with a simple and a complex key, and a tree that refers to itself.
+    """Return statements on a parent, a child with a simple and a complex key, and a space that refers to itself.
 
     Without zeros: a parent whose field in a complex key is 0 can be deleted on a real server although it is referenced.
     """
@@ -400,7 +400,7 @@ def random_program(seed: int, length: int = 220) -> list[Step]:
 
 
 def programs() -> dict[str, list[Step]]:
-    """All programs by name."""
+    """Return all programs by name."""
     return STORIES | {f"seed {seed}": random_program(seed) for seed in SEEDS}
 
 

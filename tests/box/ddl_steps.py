@@ -132,7 +132,7 @@ os.exit(0)
 
 @dataclass
 class Outcome:
-    """Return the error of each step, or None; then the rows of system spaces and of the log."""
+    """The error of each step, or None; then the rows of system spaces and of the log."""
 
     results: list[list[Any]]
     tables: dict[str, list[Any]]
@@ -175,7 +175,7 @@ LUA_ONLY = -1
 
 
 def differences(steps: tuple[Call, ...], real: Outcome, ours: Outcome, expected: dict[str, int]) -> list[str]:
-    """Steps with intended differences. `expected` contains codes of errors that differ intentionally."""
+    """Return the steps with unintended differences; `expected` has the codes of errors that differ intentionally."""
     found = []
     for step, theirs, mine in zip(steps, real.results, ours.results, strict=True):
         wanted = [expected[step.lua]] if step.lua in expected else theirs

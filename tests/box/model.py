@@ -53,7 +53,7 @@ class Read(NamedTuple):
 
 
 def rank(value: Any) -> int:
-    """nil, booleans, numbers, strings, varbinary: the classes of a scalar index, in order."""
+    """Return the class of a scalar value, in index order: nil, booleans, numbers, strings, varbinary."""
     classes: tuple[Any, ...] = (type(None), bool, (int, float, Decimal), str, bytes)
     return next(number for number, kind in enumerate(classes) if isinstance(value, kind))
 
@@ -72,7 +72,7 @@ def compare(a: Any, b: Any) -> int:
 
 
 def compare_keys(a: Values, b: Values) -> int:
-    """Compares up to the length of the shorter one."""
+    """Compare two keys up to the length of the shorter one."""
     return next((order for x, y in zip(a, b, strict=False) if (order := compare(x, y))), 0)
 
 
@@ -98,7 +98,7 @@ def fits(type_: str, value: Any) -> bool:
 
 
 def check_format(space: SpaceDefinition, values: Values) -> None:
-    """The spaces of the model declare every indexed field, so the format decides."""
+    """Check field count and types; the format is sufficient, because it declares every indexed field."""
     for field, value in zip(space.fields, values, strict=False):
         if value is None and (field.is_nullable or field.type == "any"):
             continue
@@ -217,7 +217,7 @@ def _find(space: SpaceDefinition, tuples: Tuples, index_id: int, key: Values, re
 
 
 def _exact(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: list[Read]) -> bytes | None:
-    """Return the tuple that a DELETE or UPDATE names."""
+    """Return the tuple that a DELETE or UPDATE addresses."""
     index = space.indexes[statement.index_id]
     if not index.unique:
         raise Refused(MORE_THAN_ONE_TUPLE)
@@ -297,9 +297,7 @@ def _upsert(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads:
 
 
 def _changed(values: Values, operation: tuple[str, int, Any]) -> Values:
-    """One operation: `=` assigns a field, or appends one; `+` adds a number; `!` inserts before a field; `#` deletes
-    fields.
-    """
+    """Apply an operation: `=` assigns or appends a field, `+` adds, `!` inserts before a field, `#` deletes fields."""
     sign, field, argument = operation
     if field >= len(values) + (sign in "=!"):
         raise Refused(NO_SUCH_FIELD)

@@ -69,7 +69,7 @@ def value_of(type: str, is_nullable: bool) -> st.SearchStrategy[Any]:
 
 
 def fields_of(space: SpaceDefinition) -> list[st.SearchStrategy[Any]]:
-    """Strategies for the fields of a valid tuple."""
+    """Return strategies for the fields of a valid tuple."""
     elements = {part.field: VALUES[part.type] for part in model.multikey_parts(space)}
     return [
         st.lists(elements[number], max_size=3).map(tuple)
@@ -81,7 +81,7 @@ def fields_of(space: SpaceDefinition) -> list[st.SearchStrategy[Any]]:
 
 @st.composite
 def tuples(draw: st.DrawFn, space: SpaceDefinition) -> tuple[Any, ...]:
-    """Mostly valid; sometimes short, or with a field of another type."""
+    """Draw a tuple: mostly valid, sometimes short or with a field of another type."""
     values = [draw(field) for field in fields_of(space)]
     odd = draw(st.integers(0, 30))
     if odd == 0:
@@ -108,7 +108,7 @@ def keys(draw: st.DrawFn, space: SpaceDefinition, index_id: int, *, whole: bool)
 
 @st.composite
 def operations(draw: st.DrawFn, space: SpaceDefinition) -> tuple[tuple[str, int, Any], ...]:
-    """One operation of any kind, or two that do not move fields."""
+    """Draw one operation of any kind, or two that do not move fields."""
     made: list[tuple[str, int, Any]] = []
     places = draw(st.lists(st.integers(0, len(space.fields)), min_size=1, max_size=2, unique=True))
     for place in places:

@@ -16,7 +16,7 @@ Request = tuple[int, dict[int, bytes]]
 
 
 class Answer(NamedTuple):
-    """Error code, or 0; its message; the raw tuples of a successful reply."""
+    """Error code, or 0; error message; the raw tuples of a successful reply."""
 
     code: int
     message: str

@@ -39,7 +39,7 @@ def number_rank(value: float | Decimal) -> Rank:
         if math.isinf(value):
             return (1,) if value < 0 else (3,)
         if not (value.is_integer() and abs(value) < 2**64):
-            # Equal to the server's decimal for it, if that is the same double.
+            # Equal to the decimal to which the server converts the double, if that conversion is exact.
             decimal = f"{value:.15g}"
             if float(decimal) == value:
                 return (2, Fraction(decimal))

@@ -21,7 +21,7 @@ def definition(
     field_count: int = 0,
     engine: str = "memtx",
 ) -> SpaceDefinition:
-    """A definition. `fields` reads `id:unsigned note:string?`; indexes are results of `on`, the primary one first."""
+    """Define a space; `fields` is like `id:unsigned note:string?`; `indexes` are results of `on`, primary first."""
     format = []
     for field in fields.split():
         field_name, _, type = field.partition(":")
@@ -35,7 +35,7 @@ def definition(
 
 
 def on(parts: str, *, unique: bool = True, type: str = "tree", name: str | None = None) -> Index:
-    """Define an index; `parts` reads `0:unsigned 2:string? 3[*].a:string`, fields from 0."""
+    """Define an index; `parts` has the form `0:unsigned 2:string? 3[*].a:string`, with fields from 0."""
     made = []
     for part in parts.split():
         place, _, kind = part.rpartition(":")
@@ -47,7 +47,7 @@ def on(parts: str, *, unique: bool = True, type: str = "tree", name: str | None 
 
 
 def put(box: Box, defined: SpaceDefinition) -> EngineSpace:
-    """Create the space, empty."""
+    """Create an empty space."""
     space = EngineSpace(defined, box.collations, box.views)
     box.put_space(space)
     return space

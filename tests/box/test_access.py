@@ -1,4 +1,4 @@
-"""Users, roles and their privileges, with the texts of the real server."""
+"""Users, roles and their privileges, with the error messages of the real server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPACE, OTHER = 512, 513
 
 @pytest.fixture
 def access() -> Access:
-    """guest, admin, public and super as after bootstrap; bob with usage; two roles, CHIEFS has CLERKS."""
+    """Return the users after bootstrap, bob with usage, and two roles, of which CHIEFS has CLERKS."""
     access = Access()
     access.put_user(User(PUBLIC, ADMIN, "public", is_role=True))
     access.put_user(User(SUPER, ADMIN, "super", is_role=True))
@@ -28,7 +28,7 @@ def access() -> Access:
     return access
 
 
-def test_admin_may_everything_before_any_row_is_read() -> None:
+def test_admin_has_all_privileges_before_any_row_is_read() -> None:
     access = Access()
     assert access.allows(ADMIN, SPACE) == ALL
     access.check(ADMIN, Privilege.WRITE, "space", SPACE, ADMIN, "s")
@@ -44,18 +44,18 @@ def test_privileges_are_inherited_through_nested_roles_and_revoked_with_them(acc
     assert not access.allows(BOB, SPACE) & Privilege.READ
 
 
-def test_super_is_an_ordinary_role(access: Access) -> None:
+def test_super_role_grants_all_privileges(access: Access) -> None:
     access.put_grant(BOB, "role", SUPER, Privilege.EXECUTE)
     assert access.allows(BOB, SPACE) == ALL
 
 
-def test_a_grant_on_all_spaces_counts_for_each(access: Access) -> None:
+def test_grant_on_all_spaces_applies_to_each(access: Access) -> None:
     access.put_grant(BOB, "space", None, Privilege.WRITE)
     assert access.allows(BOB, OTHER) & Privilege.WRITE
     access.check(BOB, Privilege.WRITE, "space", OTHER, ADMIN, "other")
 
 
-def test_owners_need_no_grant_but_usage(access: Access) -> None:
+def test_owner_needs_no_privilege_except_usage(access: Access) -> None:
     access.put_owner(SPACE, BOB)
     assert access.allows(BOB, SPACE) == ALL
     access.check(BOB, Privilege.WRITE, "space", SPACE, BOB, "s")
@@ -82,7 +82,7 @@ def test_denials_have_the_text_and_fields_of_the_real_server(access: Access) -> 
         access.check_universe(GUEST, Privilege.EXECUTE, "function", "nope")
 
 
-def test_a_dropped_user_is_unknown(access: Access) -> None:
+def test_dropped_user_is_unknown(access: Access) -> None:
     access.remove_user(BOB)
     access.put_grant(BOB, "universe", 0, 0)
     with pytest.raises(errors.NoSuchUser, match="User '32' is not found"):
@@ -100,7 +100,7 @@ def test_roles_and_users_without_session_cannot_log_in(access: Access) -> None:
         access.login("bob")
 
 
-def test_ddl_takes_ownership_or_a_privilege(access: Access) -> None:
+def test_ddl_requires_ownership_or_a_privilege(access: Access) -> None:
     with pytest.raises(errors.AccessDenied, match="Create access to space 's' is denied for user 'bob'"):
         access.check_ddl(BOB, "s", SPACE, BOB, "space", Privilege.CREATE)
     access.check_ddl(BOB, "s", SPACE, BOB, "space", Privilege.DROP)
@@ -118,7 +118,7 @@ def test_role_cycle_is_rejected(access: Access) -> None:
         access.check_role(CHIEFS, CLERKS)
 
 
-def test_a_user_shows_no_password() -> None:
+def test_repr_of_a_user_contains_no_password() -> None:
     assert "secret" not in repr(User(1, 1, "a", password_hash=b"secret"))
 
 

@@ -28,7 +28,7 @@ def frozen(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
-def test_rows_are_those_of_the_real_server(dialect: Dialect) -> None:
+def test_rows_equal_those_of_the_real_server(dialect: Dialect) -> None:
     release = ".".join(map(str, dialect.greeting_version))
     real = json.loads((VECTORS / f"bootstrap-{release}.json").read_text())
     instance = next(row[1] for space_id, row in real if space_id == 320)
@@ -45,7 +45,7 @@ def test_spaces_are_in_ascending_order(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
-def test_the_first_user_may_do_everything(dialect: Dialect) -> None:
+def test_first_user_has_all_privileges(dialect: Dialect) -> None:
     with_user = rows(dialect, first_user=("boss", hash_of_hash("secret")), time=1_700_000_000)
     added = [row for row in with_user if row not in rows(dialect)]
     assert added[0][1][:4] == (FIRST_USER_ID, 1, "boss", "user")
@@ -74,7 +74,7 @@ def test_first_user_named_admin_sets_the_password_of_admin(dialect: Dialect) -> 
 @pytest.mark.parametrize(
     ("name", "kind"), [("guest", "user"), ("public", "role"), ("replication", "role"), ("super", "role")]
 )
-def test_first_user_cannot_be_an_existing_one(name: str, kind: str) -> None:
+def test_first_user_cannot_have_an_existing_name(name: str, kind: str) -> None:
     with pytest.raises(FirstUserRefused, match=f"cannot have the name '{name}': it is a built-in {kind}"):
         rows(Dialect.V2_6, first_user=(name, hash_of_hash("secret")))
 

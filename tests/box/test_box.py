@@ -16,13 +16,13 @@ from tests.box.spaces import box_with, definition, on
 A, B = pack((1, "a")), pack((1, "b"))
 
 
-def test_a_new_box_has_the_system_spaces() -> None:
+def test_new_box_has_the_system_spaces() -> None:
     box = Box(Dialect.V2_6)
     assert box.space("_space") is box.space(280)
     assert box.space("_index").index("primary") is box.space(288).index(0)
 
 
-def test_a_space_is_found_by_id_and_by_name() -> None:
+def test_space_is_found_by_id_and_by_name() -> None:
     box = box_with(definition(512, on("0:unsigned"), name="things"))
     assert box.space("things") is box.space(512)
     with pytest.raises(errors.NoSuchSpace, match="Space 'nothing' does not exist"):
@@ -43,7 +43,7 @@ def test_renamed_space_is_absent_under_its_old_name() -> None:
     assert "new" not in box.names
 
 
-def test_the_schema_version_grows_with_every_definition() -> None:
+def test_schema_version_grows_with_every_definition() -> None:
     box = Box(Dialect.V2_6)
     versions = [box.schema_version]
     box.put_space(EngineSpace(definition(512, on("0:unsigned")), box.collations, box.views))

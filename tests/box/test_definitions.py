@@ -1,4 +1,4 @@
-"""Definitions: all forms of all server versions, and clear errors for invalid ones."""
+"""Definitions: the forms of all server versions, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flowstone.box.definitions import (
 )
 
 
-def test_a_space_with_everything() -> None:
+def test_space_definition_with_all_options_is_read() -> None:
     format = (
         {"name": "id", "type": "unsigned"},
         {"name": "text", "type": "STR", "is_nullable": True, "collation": 2, "comment": "user data"},
@@ -46,14 +46,14 @@ def test_a_space_with_everything() -> None:
     )
 
 
-def test_synchronous_spaces_views_and_temporary_types_of_3() -> None:
+def test_flags_of_synchronous_view_and_temporary_spaces_are_read() -> None:
     assert read_space((512, 1, "s", "memtx", 0, {"is_sync": True}, ())).is_sync
     assert read_space((512, 1, "s", "memtx", 0, {"view": True, "sql": "…"}, ())).is_view
     assert read_space((512, 1, "s", "memtx", 0, {"type": "data-temporary"}, ())).is_temporary
     assert not read_space((512, 1, "s", "memtx", 0, {"type": "normal"}, ())).is_temporary
 
 
-def test_short_tuples_and_text_flags_of_old_servers() -> None:
+def test_short_tuples_and_text_flags_of_older_servers_are_read() -> None:
     assert read_space((512, 1, "old")) == SpaceDefinition(512, "old")
     assert read_space((512, 1, "old", "memtx", 0, "temporary")).is_temporary
     assert not read_space((512, 1, "old", "memtx", 0, "")).is_temporary
@@ -63,7 +63,7 @@ def test_short_tuples_and_text_flags_of_old_servers() -> None:
     ("name", "meaning"),
     [("num", "unsigned"), ("STR", "string"), ("UNSIGNED", "unsigned"), ("*", "any"), ("int32", "int32")],
 )
-def test_type_names_of_all_ages(name: str, meaning: str) -> None:
+def test_type_names_of_all_releases_are_read(name: str, meaning: str) -> None:
     assert field_type(name) == meaning
 
 
@@ -87,12 +87,12 @@ def test_index_parts_as_maps_do_not_depend_on_the_format() -> None:
     )
 
 
-def test_index_rows_of_1_6() -> None:
+def test_index_rows_of_1_6_are_read() -> None:
     index = read_index((512, 0, "pk", "tree", 1, 2, 0, "num", 3, "str"))
     assert index == IndexDefinition(512, 0, "pk", "tree", True, (IndexPart(0, "unsigned"), IndexPart(3, "string")))
 
 
-def test_primary_key_is_index_0_whatever_the_order() -> None:
+def test_primary_key_is_index_0_regardless_of_order() -> None:
     primary = IndexDefinition(512, 0, "pk", "tree", True, (IndexPart(0, "unsigned"),))
     other = IndexDefinition(512, 1, "sk", "tree", False, (IndexPart(1, "string"),))
     assert with_indexes(SpaceDefinition(512, "s"), [other, primary]).primary_key == primary
@@ -147,7 +147,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.lists(ANYTHING, max_size=8).map(tuple), st.integers(0, 6))
-def test_any_tuple_is_a_definition_or_a_clean_error(row: tuple[Any, ...], damaged: int) -> None:
+def test_any_tuple_yields_a_definition_or_a_definition_error(row: tuple[Any, ...], damaged: int) -> None:
     space = [512, 1, "s", "memtx", 0, {}, ({"name": "id"},)]
     index = [512, 0, "pk", "tree", {"unique": True}, ((0, "unsigned"),)]
     for whole in (space, index):
@@ -166,7 +166,7 @@ def test_rtree_has_two_dimensions_by_default(options: dict[str, Any], dimension:
     assert read_index(row).dimension == dimension
 
 
-def test_shape_contains_all_that_typed_columns_depend_on() -> None:
+def test_shape_depends_only_on_id_fields_and_indexes() -> None:
     fields = (FieldDefinition("id", "unsigned"), FieldDefinition("name", "string"))
     indexes = (IndexDefinition(512, 0, "pk", "tree", True, (IndexPart(0, "unsigned"),)),)
     orders = SpaceDefinition(512, "orders", fields=fields, indexes=indexes)

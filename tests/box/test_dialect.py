@@ -18,7 +18,7 @@ from flowstone.iproto.constants import RequestType
         ((3, 8, 0), Dialect.V2_11),
     ],
 )
-def test_a_joining_node_takes_its_dialect_from_the_greeting(version: tuple[int, int, int], dialect: Dialect) -> None:
+def test_joining_node_takes_its_dialect_from_the_greeting(version: tuple[int, int, int], dialect: Dialect) -> None:
     assert from_greeting(version) is dialect
 
 
@@ -28,7 +28,7 @@ def test_greeting_version_of_each_dialect_maps_back_to_the_dialect() -> None:
     assert all(dialect.version_text.startswith("{}.{}.{}-".format(*dialect.greeting_version)) for dialect in Dialect)
 
 
-def test_only_the_newer_dialect_knows_id_and_writes_states_into_snapshots() -> None:
+def test_only_dialect_2_11_has_id_requests_and_snapshot_states() -> None:
     old, new = Dialect.V2_6, Dialect.V2_11
     assert (old.has_id, old.features, old.snapshot_states) == (False, (), ())
     assert (new.has_id, new.protocol_version, new.features) == (True, 6, (0, 1, 2, 3, 4, 5, 6))

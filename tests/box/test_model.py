@@ -1,4 +1,4 @@
-"""Random programs: the box and its simple model agree under any concurrency.
+"""Random programs: the box and a simple model of it agree under any concurrency.
 
 Autocommit statements, immediate transactions, bulk statements, concurrent interactive transactions, long-lived read
 views, truncation, and a log that lags and sometimes fails. Interactive transactions must be serializable in commit
@@ -46,9 +46,7 @@ CONFLICT = 97
 
 
 class Moment(NamedTuple):
-    """The state, and the truncation count per space: to an interactive transaction, a truncated space is
-    another space.
-    """
+    """The state, and the truncation count per space: a truncation replaces the space for interactive transactions."""
 
     state: State
     truncated: dict[int, int]
@@ -74,7 +72,7 @@ class Interactive:
         self.savepoints: list[tuple[int, int]] = []
 
     def replay(self, state: State) -> tuple[list[list[bytes] | int], State, list[model.Read]]:
-        """Execute the same statements serially on `state`: their results, the next state, their reads."""
+        """Execute the statements serially on `state`; return their results, the next state, and their reads."""
         results: list[list[bytes] | int] = []
         reads: list[model.Read] = []
         saved: list[State] = []
@@ -143,7 +141,7 @@ def check_order(space: SpaceDefinition, index_id: int, state: State, found: list
 
 
 class Programs(RuleBasedStateMachine):
-    """Every rule acts on the box and on the model, and compares."""
+    """Apply every rule to the box and to the model, and compare."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +154,7 @@ class Programs(RuleBasedStateMachine):
     # --- immediate effects ------------------------------------------------------------------------------------------
 
     def put_in_flight(self, transaction: BoxTransaction | BulkWrite, after: State) -> None:
-        """As in the node: visible at once, logged later."""
+        """Queue a write for the log, as in the node: it is visible at once and logged later."""
         self.in_flight.append((transaction, self.now))
         self.box.in_flight.append(transaction)
         self.now = self.now._replace(state=after)
@@ -172,7 +170,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(program=st.lists(requests() | st.just(None), min_size=1, max_size=6), commits=st.booleans())
     def immediate_transaction(self, program: list[Statement | None], commits: bool) -> None:
-        """None is a savepoint: set at the first one, rolled back to at every other one."""
+        """Run a program; the first None sets a savepoint, each later one rolls back to it."""
         transaction, state = self.box.begin(), self.now.state
         saved: tuple[tuple[int, int], State] | None = None
         for statement in program:
@@ -202,7 +200,7 @@ class Programs(RuleBasedStateMachine):
         )
     )
     def statements_in_bulk(self, program: tuple[int, list[tuple[str, list[tuple[Any, ...]]]]]) -> None:
-        """Runs of one type each, whose writes can be rolled back together."""
+        """Run batches of one statement type each, whose writes can be rolled back together."""
         space_id, stretches = program
         lane = bulk.lane_of(self.box.space(space_id))
         assert lane is not None
@@ -251,7 +249,7 @@ class Programs(RuleBasedStateMachine):
         self.open.append(Interactive(self.box.begin_interactive(isolation=isolation)))
 
     def confirmed(self) -> Moment:
-        """The state before all writes that are not in the log."""
+        """Return the state before all writes that are not in the log."""
         return self.in_flight[0][1] if self.in_flight else self.now
 
     @precondition(lambda self: self.open)
@@ -301,14 +299,14 @@ class Programs(RuleBasedStateMachine):
         try:
             prepared = interactive.transaction.prepare()
         except TransactionConflict:
-            assert self.has_changed(interactive), "a conflict with nobody"
+            assert self.has_changed(interactive), "conflict without a concurrent change"
             return
         if is_reader:
             assert interactive.replay((interactive.begin or self.now).state)[0] == interactive.results
             assert not prepared.statements
             return
         results, after, _ = interactive.replay(self.now.state)
-        assert results == interactive.results, "not serializable in the order of commits"
+        assert results == interactive.results, "not serializable in commit order"
         self.put_in_flight(prepared, after)
 
     def has_changed(self, interactive: Interactive) -> bool:
@@ -347,7 +345,7 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: self.views)
     @rule(number=st.integers(0, 3), space_id=st.sampled_from(sorted(SPACES)), size=st.integers(1, 3))
     def take_a_slice_of_a_view(self, number: int, space_id: int, size: int) -> None:
-        """A scan in pieces, with any writes between two of them."""
+        """Continue a scan in slices, with any writes between two of them."""
         view = self.views[number % len(self.views)]
         index = view.view.spaces[space_id].index(0)
         walk, taken = view.pieces.setdefault(space_id, (view.view.slices(index, size), []))
@@ -401,7 +399,7 @@ CHANGING = ("insert", "replace", "replace", "delete", "update", "upsert")
 
 @st.composite
 def meetings(draw: st.DrawFn) -> tuple[list[Statement], list[Statement], Statement, Statement]:
-    """Existing keys, the writes and reads of the transaction, and a concurrent change."""
+    """Draw existing keys, the writes and reads of a transaction, and a concurrent change."""
     space = SPACES[draw(st.sampled_from(sorted(SPACES)))]
     rows = draw(st.lists(st.tuples(*fields_of(space)), min_size=1, max_size=9))
     own = draw(st.lists(requests(CHANGING, (space.id,)), max_size=2))
@@ -416,7 +414,7 @@ def meetings(draw: st.DrawFn) -> tuple[list[Statement], list[Statement], Stateme
 def test_read_conflicts_only_with_changes_of_its_result(
     meeting: tuple[list[Statement], list[Statement], Statement, Statement],
 ) -> None:
-    """A transaction writes a little and reads; then another one writes."""
+    """A transaction writes and reads; then another one writes."""
     first, own, read, other = meeting
     programs = Programs()
     for statement in first:
@@ -448,7 +446,7 @@ SCHEDULES = st.sampled_from(sorted(SPACES)).flatmap(
 def test_concurrent_transactions_of_one_space_are_serializable(
     schedule: tuple[list[Statement], list[tuple[int, Statement | None]]],
 ) -> None:
-    """Three transactions interleaved with other statements; None is a commit, and all commit in the end."""
+    """Interleave three transactions with other statements; None is a commit, and all commit at the end."""
     first, steps = schedule
     programs = Programs()
     for initial in first:
@@ -472,8 +470,8 @@ def test_concurrent_transactions_of_one_space_are_serializable(
 
 @pytest.mark.parametrize("space_id", sorted(SPACES))
 @given(data=st.data())
-def test_indexes_are_in_the_order_of_the_reference_comparator(space_id: int, data: st.DataObject) -> None:
-    """Tuples of many values at once; the programs above use few at a time."""
+def test_index_order_equals_that_of_the_reference_comparator(space_id: int, data: st.DataObject) -> None:
+    """Compare many values at once; the programs above use few at a time."""
     space, box = SPACES[space_id], box_with(SPACES[space_id])
     state: State = {space_id: ()}
     for values in data.draw(st.lists(st.tuples(*fields_of(space)), min_size=10, max_size=40)):

@@ -1,4 +1,4 @@
-"""The schema through a log: every kind of change, its validity range, and no error that stops the reader."""
+"""The schema along a log: every kind of change, its validity range, and invalid rows, which never stop the reader."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tracker() -> SchemaTracker:
     return tracker
 
 
-def test_a_space_is_born_with_its_row_and_gets_its_index(tracker: SchemaTracker) -> None:
+def test_space_and_index_are_defined_by_their_rows(tracker: SchemaTracker) -> None:
     assert tracker.schema.space("orders") == SpaceDefinition(
         id=512,
         name="orders",
@@ -68,7 +68,7 @@ def test_schema_is_the_same_object_until_a_change(tracker: SchemaTracker) -> Non
     assert schema.space("orders").name == "orders"
 
 
-def test_rename_by_number_by_name_and_from_the_end(tracker: SchemaTracker) -> None:
+def test_space_can_be_renamed_by_field_number_or_name(tracker: SchemaTracker) -> None:
     update(tracker, SPACE, (512,), ("=", 3, "a"))
     assert tracker.schema.space(512).name == "a"
     update(tracker, SPACE, (512,), ("=", 2, "b"), base=0)
@@ -89,7 +89,7 @@ def test_format_and_is_sync_are_altered(tracker: SchemaTracker) -> None:
     assert tracker.schema.synchronous == {512}
 
 
-def test_a_nullable_field_makes_a_part_given_as_a_pair_nullable(tracker: SchemaTracker) -> None:
+def test_index_part_given_as_a_pair_is_nullable_with_its_field(tracker: SchemaTracker) -> None:
     insert(tracker, INDEX, (512, 1, "sk", "tree", {"unique": False}, ((1, "string"),)))
     assert not tracker.schema.space(512).indexes[1].parts[0].is_nullable
     nullable = {"name": "text", "type": "string", "is_nullable": True}
@@ -97,7 +97,7 @@ def test_a_nullable_field_makes_a_part_given_as_a_pair_nullable(tracker: SchemaT
     assert tracker.schema.space(512).indexes[1].parts[0].is_nullable
 
 
-def test_drop_takes_indexes_then_the_space(tracker: SchemaTracker) -> None:
+def test_space_is_dropped_after_its_indexes(tracker: SchemaTracker) -> None:
     assert delete(tracker, INDEX, (512, 0)) == 512
     assert tracker.schema.space(512).primary_key is None
     assert delete(tracker, SPACE, (512,)) == 512
@@ -105,7 +105,7 @@ def test_drop_takes_indexes_then_the_space(tracker: SchemaTracker) -> None:
     assert delete(tracker, SPACE, (512,)) is None
 
 
-def test_rows_can_be_meant_by_their_name(tracker: SchemaTracker) -> None:
+def test_rows_can_be_deleted_by_name(tracker: SchemaTracker) -> None:
     assert delete(tracker, INDEX, (512, "pk"), index_id=2) == 512
     assert delete(tracker, SPACE, ("orders",), index_id=2) == 512
     assert tracker.schema.get(512) is None
@@ -154,7 +154,7 @@ def test_error_for_an_unknown_name_lists_the_known_names(tracker: SchemaTracker)
 
 
 @given(st.integers(0, 20), st.binary(max_size=60))
-def test_any_row_at_all_is_followed_or_passed_over(row_type: int, tail: bytes) -> None:
+def test_any_row_is_applied_or_ignored(row_type: int, tail: bytes) -> None:
     tracker = SchemaTracker()
     tracker.apply(row_type, tail)
     tracker.apply(row_type, b"\x82\x10\xcd\x01\x18\x21" + tail)
@@ -263,7 +263,7 @@ class Model:
 
 
 @given(st.lists(STEP, max_size=30))
-def test_random_ddl_leads_to_the_schema_of_a_model_and_history_knows_every_step(steps: list[Any]) -> None:
+def test_random_ddl_yields_the_schema_of_a_model_and_history_records_every_step(steps: list[Any]) -> None:
     model = Model()
     history: SchemaHistory[int] = SchemaHistory(model.tracker.schema)
     states = []
@@ -288,7 +288,7 @@ def test_history_accepts_any_ordered_position_and_lists_changes_of_one_space(tra
     history.record((1, 50), 512, tracker.schema)
     delete(tracker, SPACE, (512,))
     history.record((1, 60), 512, tracker.schema)
-    # A change is valid after its row, not for it.
+    # A change takes effect after its row.
     assert history.at((0, 100)).get(512) is None
     assert history.at((0, 101)).space(512).name == "orders"
     assert history.at((1, 55)).space(512).name == "renamed"

@@ -30,7 +30,7 @@ def test_each_release_has_a_first_snapshot() -> None:
 
 
 @pytest.mark.parametrize("path", FIRST_SNAPSHOTS, ids=lambda path: path.parts[-5])
-def test_a_first_snapshot_defines_all_system_spaces_with_names_and_primary_keys(path: Path) -> None:
+def test_first_snapshot_defines_all_system_spaces_with_names_and_primary_keys(path: Path) -> None:
     schema = schema_of(path)
     assert not any(schema.problem(space.id) for space in schema)
     built_in = SchemaTracker().schema
@@ -38,7 +38,7 @@ def test_a_first_snapshot_defines_all_system_spaces_with_names_and_primary_keys(
         known = built_in.space(space.id)
         assert (known.name, known.engine, known.field_count) == (space.name, space.engine, space.field_count)
         assert (known.is_local, known.is_temporary) == (space.is_local, space.is_temporary)
-        # Later releases append fields and never rename, retype or remove one.
+        # Later releases append fields, but never rename, retype or remove a field.
         assert known.fields[: len(space.fields)] == space.fields
         assert known.primary_key == space.primary_key
         assert (space.primary_key is None) == (space.id == system.VINYL_DEFERRED_DELETE_ID)
@@ -50,7 +50,7 @@ def test_built_in_schema_equals_that_of_the_newest_release() -> None:
     assert [space.fields for space in built_in] == [space.fields for space in latest]
 
 
-def test_a_log_without_its_snapshot_still_shows_system_spaces_by_name() -> None:
+def test_log_without_a_snapshot_has_named_system_spaces() -> None:
     tracker = SchemaTracker()
     assert tracker.schema.space(system.SPACE_ID).name == "_space"
     assert tracker.schema.space("_vindex").id == system.INDEX_ID + 1

@@ -1,4 +1,4 @@
-"""System views show each user the objects visible to it."""
+"""System views show each user the objects that are visible to the user."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_every_view_has_its_base_space() -> None:
         assert box.spaces[view].name == f"_v{box.spaces[base].name[1:]}"
 
 
-def test_a_view_follows_its_base_space_in_order_and_limit() -> None:
+def test_view_applies_order_and_limit_of_a_select() -> None:
     box = prepared()
     found = statements.select(box.begin(), box.space("_vspace"), 2, iterator=5, limit=2, key=pack(("h",)))
     assert [unpack(raw)[2] for raw in found] == ["hidden", "public_one"]

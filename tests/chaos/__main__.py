@@ -31,7 +31,7 @@ def main() -> int:
     options = parser.parse_args()
     seed = SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     enter_namespace()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))  # so that no process is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))  # so that every process is stopped
     if options.set is None:
         return _run_together(options.seconds, seed)
     return _run_one(options.set, options.seconds, seed)

@@ -44,7 +44,7 @@ class Doors:
 
     @property
     def is_calm(self) -> bool:
-        """Synchronous spaces have no writer at the moment."""
+        """True while synchronous spaces have no writer."""
         return self._seats.is_calm
 
     def port(self, member: Member) -> int:
@@ -55,7 +55,7 @@ class Doors:
         return self._seats.master or self.members[self._turn % len(self.members)]
 
     def is_refused(self, member: Member) -> None:
-        """The member accepts no writes, or is unreachable."""
+        """Try another writer next: this member accepts no writes, or is unreachable."""
         if member is self.writer:
             self._turn += 1
 

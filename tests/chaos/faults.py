@@ -62,7 +62,7 @@ class Nemesis:
         self._thread.start()
 
     def stop(self) -> None:
-        """Set when the current fault has healed."""
+        """Stop after the current fault has healed."""
         self._ending.set()
         self._thread.join()
 
@@ -87,11 +87,11 @@ class Nemesis:
         self.timeline.append(f"{began:%T.%f} to {datetime.now(UTC):%T.%f}: {name}, {whom}{end}")
 
     def wait(self, most: float = LONG_SECONDS) -> None:
-        """Return the duration of a fault: short ones are frequent."""
+        """Wait for the duration of a fault; short ones are frequent."""
         self._ending.wait(self.random.uniform(SHORT_SECONDS, most) * self.random.random())
 
     def some(self, members: Sequence[Member], most: int) -> list[Member]:
-        """Return up to that many of them, at least one."""
+        """Return from one to `most` of the members."""
         return self.pick(members, self.random.randint(1, most))
 
     def pick(self, members: Sequence[Member], count: int = 1) -> list[Member]:
@@ -100,7 +100,7 @@ class Nemesis:
 
 
 class ProcessNemesis(Nemesis):
-    """Kills, pauses and stops processes, fills disks, takes snapshots; promotes nodes where they vote."""
+    """Kills, pauses and stops processes, fills disks, takes snapshots; promotes nodes in sets with elections."""
 
     def faults(self) -> dict[str, Fault]:
         faults = {
@@ -116,7 +116,9 @@ class ProcessNemesis(Nemesis):
         return faults | ({"promoted": self._promote} if self.seats.has_elections else {})
 
     def look_around(self) -> None:
-        """No process may exit by itself. A real server that exits or hangs is restarted: it is not under test."""
+        """Check that no process has exited by itself. Restart real servers that exited or hang: they are not under
+        test.
+        """
         for member in [one for one in self.seats.members if not one.is_running]:
             assert isinstance(member, RealMember), f"{member} has ended by itself with {member.exit_code()}"
             self.counts["a real server died by itself"] += 1
@@ -125,7 +127,7 @@ class ProcessNemesis(Nemesis):
             self.counts["a real server's queue stood still"] += 1
 
     def _kill(self, members: Sequence[Member], is_felt: Callable[[], bool] = lambda: True) -> bool:
-        """`is_felt` is evaluated while they are down."""
+        """Kill and restart members. `is_felt` is evaluated while they are down."""
         with self.seats.calm(members):
             for member in members:
                 member.kill()
@@ -168,7 +170,7 @@ class ProcessNemesis(Nemesis):
         return any(text in said for text in FULL)
 
     def _snapshot(self, *, is_killed: bool) -> bool:
-        """Choose a node that all members follow: in 2.6, others may need logs without any member knowing."""
+        """Take a snapshot on a node that all members follow: in 2.6, no node knows which logs other members need."""
         (member,) = self.pick(self.seats.nodes)
         if not self.seats.is_followed(member):
             return False
@@ -180,7 +182,7 @@ class ProcessNemesis(Nemesis):
         return is_caught if is_killed else answers == [True]
 
     def _kill_in_snapshot(self, member: Member, asking: Thread) -> bool:
-        """Shortly after its file is created; effective if the file was incomplete."""
+        """Kill the member shortly after its file is created; effective if the file was incomplete."""
         directory = self.seats.disks[member].directory
         while asking.is_alive() and not unfinished(directory):
             time.sleep(LOOK_SECONDS)
@@ -193,12 +195,12 @@ class ProcessNemesis(Nemesis):
 
 
 def unfinished(directory: Path) -> bool:
-    """Return True if a snapshot has been started there and is unfinished."""
+    """Return True if `directory` has an unfinished snapshot."""
     return any(directory.glob("*.snap.inprogress"))
 
 
 def _ask(member: Member, function: str) -> bool:
-    """Return True if done."""
+    """Return True if the member accepted the call."""
     with suppress(TarantoolError, OSError), Client(member.port, seconds=ANSWER_SECONDS) as client:
         client.call(function)
         return True
@@ -223,19 +225,19 @@ class WireNemesis(Nemesis):
         }
 
     def _pair(self) -> list[Proxy]:
-        """Between two."""
+        """Return the links between two members."""
         one, two = self.pick(self.seats.members, 2)
         return [self.seats.mesh.wire(one, two), self.seats.mesh.wire(two, one)]
 
     def _around(self) -> list[Proxy]:
-        """Between one member and all others."""
+        """Return the links between one member and all others."""
         return self.seats.mesh.wires(*self.pick(self.seats.members))
 
     def _door(self) -> list[Proxy]:
         return [self.seats.doors[member] for member in self.pick(self.seats.members)]
 
     def _cut_off_for_long(self) -> bool:
-        """Excludes the only writer of synchronous spaces: all its clients would wait."""
+        """Isolate a member for long, but not the only writer of synchronous spaces: all its clients would wait."""
         followers = [member for member in self.seats.members if member is not self.seats.master]
         wires = self.seats.mesh.wires(*self.pick(followers))
         return self._trouble(wires, self.random.choice((Proxy.cut, Proxy.hold)), seconds=LASTING_SECONDS)
@@ -255,7 +257,7 @@ class WireNemesis(Nemesis):
         return _troubled(wires) > before
 
     def _one_way(self) -> bool:
-        """Traffic from one member to the others is dropped, or the opposite direction."""
+        """Drop traffic between one member and all others, in one direction."""
         (member,) = self.pick(self.seats.members)
         there, back = self.random.sample(list(Way), 2)
         wires = self.seats.mesh.wires(member)

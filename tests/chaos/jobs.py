@@ -77,9 +77,9 @@ class Registers(Job):
 
 
 class SettledRegisters(Registers):
-    """The same on one member without linearizable transactions: a read is an update that changes nothing.
+    """Registers without linearizable transactions, on one member: a read is an update that changes nothing.
 
-    It is answered when it is settled, together with everything it read.
+    The update is answered when it is settled, together with everything that it read.
     """
 
     def __init__(self, workload: str, space: int, member: Member, **options: Any) -> None:
@@ -100,7 +100,7 @@ class SettledRegisters(Registers):
 
 
 class Appends(Job):
-    """Appends to rows and reads them in the same way."""
+    """Appends to lists, and reads them like registers."""
 
     async def do(self, client: Client) -> None:
         key = self._last // VALUES_PER_KEY

@@ -1,4 +1,4 @@
-"""One run: a set is started, used under faults, healed, judged, killed as a whole, restarted, judged again."""
+"""One run: start a set, use it under faults, heal it, check it, kill and restart all members, check again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from traceback import format_exception
 from typing import Final
 
 from flowstone.iproto.errors import TarantoolError
-from flowstone.node.warm_up import warm_up
 from tests.chaos.clients import Clients, Doors
 from tests.chaos.faults import Nemesis, ProcessNemesis, WireNemesis
 from tests.chaos.jobs import Adds, Appends, Registers, SettledRegisters
@@ -87,7 +86,7 @@ def _told(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
 
 
-# --- the sets ---
+# --- sets ---
 
 
 def _elections(directory: Path, rng: Random) -> Seats:
@@ -127,7 +126,7 @@ def _hire(seats: Seats, clients: Clients) -> None:
         clients.hire(SettledRegisters(NAMES[OWN_REGISTERS], OWN_REGISTERS, member, **options), dial_foreign)
 
 
-# --- the run ---
+# --- runs ---
 
 
 class Run:
@@ -211,7 +210,7 @@ class Run:
         self._report.violations += broken_reports(self._seats)
 
     def _count(self) -> None:
-        """Print the events, whatever the verdict; the harness has read, too."""
+        """Add counts and violations to the report, whatever the verdict."""
         report, operations = self._report, self._clients.history.operations
         asked = [operation for operation in operations if operation.process != FINAL]
         report.asked, report.answered = len(asked), sum(operation.is_answered for operation in asked)
@@ -266,7 +265,7 @@ def refused(nodes: Sequence[Member]) -> list[str]:
 
 
 def view(member: Member) -> object:
-    """Return its report about itself and the others, if there is one."""
+    """Return the member's report about itself and its peers, or the error if there is none."""
     try:
         return member.info()
     except (TarantoolError, OSError) as error:
@@ -276,7 +275,6 @@ def view(member: Member) -> object:
 def run(name: str, seconds: float, seed: int, directory: Path) -> Report:
     """Errors of the harness count as violations, too: it found something unexplained."""
     report = Report(name, seed)
-    warm_up()  # so that no member waits for a compiler while others wait for the member
     seats = SETS_BY_NAME[name](directory, Random(f"{seed}/{name}"))
     report.disks = next(iter(seats.disks.values())).kind
     run = Run(seats, report)

@@ -137,7 +137,7 @@ class Seats(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Options to set after all have joined."""
+        """Set options that apply only after all members have joined."""
 
     @property
     def disks(self) -> dict[Member, SmallDisk]:
@@ -148,16 +148,16 @@ class Seats(ABC):
         return [member for member in self.members if not isinstance(member, RealMember)]
 
     def wires(self) -> Iterator[Proxy]:
-        """Between members."""
+        """Yield the proxies between members."""
         return (self.mesh.wire(one, two) for one in self.members for two in self.mesh.others(one))
 
     @contextmanager
     def calm(self, members: Sequence[Member]) -> Iterator[None]:
-        """Hold while these are stopped and restarted, if they must not be interrupted."""
+        """Enter while `members` are stopped and restarted: waits until that is safe."""
         yield
 
     def start(self, *members: Member) -> None:
-        """Start stopped members, all at once, and wait until they serve.
+        """Start stopped members concurrently, and wait until they serve.
 
         Make a real replica that wrote an LSN twice rejoin with its id.
         """
@@ -171,7 +171,7 @@ class Seats(ABC):
             self._start(member)
 
     def _check_nothing_is_lost_with(self, member: RealMember) -> None:
-        """Another member must have all rows that a member wrote itself before its data is discarded."""
+        """Check that other members have all rows that `member` originated: its data will be discarded."""
         uuid = instance_uuid(member.directory)
         number = next(each["id"] for each in self._running().replication().values() if each["uuid"] == uuid)
         _, logs = list_files(member.directory)
@@ -190,7 +190,7 @@ class Seats(ABC):
         return member is not self.master and LSN_TWICE in member.log()
 
     def _start(self, *members: Member) -> None:
-        """A real 2.6.0 may crash at startup when it commits recovered transactions: restart it."""
+        """Start members; restart a real 2.6.0, which may crash when it commits recovered transactions."""
         starting: Sequence[Member] = members
         for attempts_left in reversed(range(STARTS_MAX)):
             for member in starting:
@@ -208,7 +208,7 @@ class Seats(ABC):
         return False
 
     def is_followed(self, member: Member) -> bool:
-        """True if followed by all others."""
+        """Return True if all other members follow `member`."""
         return all(member.downstream(other).get("status") == "follow" for other in self.mesh.others(member))
 
     def heal_wires(self) -> None:
@@ -287,7 +287,7 @@ class Seats26(Seats):
             return
         door = self.doors[self.master]
         self.is_calm = True
-        door.cut()  # traffic in flight to it is lost
+        door.cut()  # traffic in flight to the member is lost
         try:
             eventually("the queue is empty", self._is_at_rest, seconds=START_SECONDS)
             yield
@@ -296,7 +296,7 @@ class Seats26(Seats):
             self.is_calm = False
 
     def _is_at_rest(self) -> bool:
-        """Return True if its queue is empty, or will never progress."""
+        """Return True if the queue of the member is empty, or will never progress."""
         return not self.master.is_running or _is_answered(self.master) or self._stands_still()
 
     def help(self) -> bool:
@@ -309,14 +309,14 @@ class Seats26(Seats):
 
     def _stands_still(self) -> bool:
         """The queue of a real 2.6.0 hangs for ever after two CONFIRMs were written at once: its log has verdicts, a
-        quorum has its log, and no client is answered any more. Checked twice: a verdict may be on its way.
+        quorum has its log, and no client is answered any more. Check twice: a verdict may be in flight.
         """
-        with suppress(TarantoolError, OSError):  # it has just exited: the next poll will tell
+        with suppress(TarantoolError, OSError):  # the server has just exited: the next poll will report that
             return all(not _is_answered(self.master) and self._is_with_a_quorum() for _ in range(2))
         return False
 
     def _is_with_a_quorum(self) -> bool:
-        """Wait until everything is in its log."""
+        """Wait until a quorum has acknowledged the log of the master; return False if that takes too long."""
         lsn, others = self.master.info()["lsn"], self.mesh.others(self.master)
 
         def is_acknowledged() -> bool:

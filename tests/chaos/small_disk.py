@@ -1,7 +1,7 @@
 """A directory that can be made full and empty again, without affecting other directories.
 
-Root mounts a file system of its own, and so do other users in a namespace where they are root. Where neither is
-allowed, a file size limit is set for the process: only the error number differs. `kind` tells which one is used.
+Root mounts a file system of its own, and so do other users in a namespace where they are root. If neither is allowed, a
+file size limit is set for the process: only the error number differs. `kind` is the method in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROWTH: Final = 8 << 10
 
 
 class SmallDisk(ABC):
-    """One for each process."""
+    """The disk of one process."""
 
     kind: str
 
@@ -38,7 +38,7 @@ class SmallDisk(ABC):
 
     @abstractmethod
     def empty(self) -> None:
-        """As before."""
+        """Make space: writes succeed again."""
 
     @abstractmethod
     def close(self) -> None:
@@ -95,7 +95,7 @@ class LimitedFiles(SmallDisk):
             self._limit(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
 
     def close(self) -> None:
-        """There is nothing to unmount."""
+        """Do nothing: nothing is mounted."""
 
     def _limit(self, size: int) -> None:
         _, hard = resource.prlimit(self._pid(), resource.RLIMIT_FSIZE)

@@ -41,7 +41,7 @@ def _assert_much_happened(told: str, seconds: float) -> None:
     assert answered <= asked, told
     assert int(faults) >= seconds / 10, told
     assert re.search(r"answers of /health/ready: .*(?<!not )ready \d", told), told
-    if FULL:  # a short run may have no fault that is long enough
+    if FULL:  # in a short run, no fault may last long enough
         assert "long lags explained by a finding: 0 times" not in told, told
     assert "acknowledged and lost: 0" in told
     assert "verdict: ok" in told

@@ -1,4 +1,4 @@
-"""Faults are counted only if effective: an unnoticed pause, or a kill after the snapshot, is not."""
+"""Only effective faults are counted: not a pause that no peer notices, nor a kill after the snapshot."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def nemesis(tmp_path: Path) -> ProcessNemesis:
         is_followed=lambda _: True,
     )
     nemesis = ProcessNemesis(cast("Seats", seats), Random(0))
-    nemesis._ending.set()  # nothing lasts
+    nemesis._ending.set()  # each fault heals at once
     return nemesis
 
 
 @pytest.mark.parametrize(("file", "is_felt"), [("1.snap.inprogress", True), ("1.snap", False)])
-def test_only_a_snapshot_under_way_can_be_killed_in(
+def test_kill_counts_only_during_a_snapshot(
     nemesis: ProcessNemesis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, is_felt: bool
 ) -> None:
     def ask(member: Dummy, function: str) -> bool:
@@ -62,7 +62,7 @@ def test_only_a_snapshot_under_way_can_be_killed_in(
 
 
 @pytest.mark.parametrize(("seconds", "is_felt"), [(FELT_SECONDS / 2, False), (2 * FELT_SECONDS, True)])
-def test_only_a_pause_of_a_heartbeat_is_felt(
+def test_pause_counts_only_if_it_outlasts_a_heartbeat(
     nemesis: ProcessNemesis, monkeypatch: pytest.MonkeyPatch, seconds: float, is_felt: bool
 ) -> None:
     moments = iter((100.0, 100.0 + seconds))

@@ -1,4 +1,4 @@
-"""A chaos run judges the data again after all members were killed, here in made-up sets."""
+"""A chaos run judges the data again after all members were killed, here with fake sets."""
 
 from __future__ import annotations
 

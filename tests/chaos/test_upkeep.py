@@ -1,4 +1,4 @@
-"""An operator that cannot continue is a violation: no one would make members follow again."""
+"""An operator that cannot continue is a violation: stopped replication would not be restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict of a chaos run finds violations, here in made-up sets."""
+"""The verdict of a chaos run finds violations, here in fake sets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_allowed_histories_are_not_violations(history: History) -> None:
         ({LISTS: [(0, 2, 1)]}, "lists"),
     ],
 )
-def test_rows_that_a_member_must_not_have_or_lack(
+def test_unexpected_and_missing_rows_are_violations(
     history: History, bad: dict[int, list[tuple[Any, ...]]], text: str
 ) -> None:
     violations = verdict(set_of(Dummy("a", GOOD), Dummy("b", GOOD | bad)), history)
@@ -88,6 +88,6 @@ def test_acknowledged_rows_are_counted_on_every_member(history: History) -> None
     ("said", "text"),
     [("Traceback (most recent call last):", "unforeseen"), ("uri replicator:secret@127.0.0.1", "has told a secret")],
 )
-def test_answers_that_a_node_must_not_give(said: str, text: str) -> None:
+def test_traceback_or_secret_in_a_log_is_a_violation(said: str, text: str) -> None:
     (slip,) = slips(set_of(Dummy("a", {}), Dummy("b", {}, said)))
     assert text in slip

@@ -1,4 +1,4 @@
-"""The operator of a set under chaos: makes members follow again if stopping was right.
+"""The operator of a set under chaos: restarts replication that stopped for an accepted reason.
 
 A real server, and a node in its dialect, stops following when a row cannot be applied or logged: because a disk is
 full, or (2.6) because a transaction of another member is pending. For a node any other reason is a violation; real
@@ -55,7 +55,7 @@ class Operator:
 
     def _notify_changes(self) -> None:
         for member in self._seats.members:
-            with suppress(TarantoolError, OSError):  # it is down, or busy: the next poll will tell
+            with suppress(TarantoolError, OSError):  # the member is down or busy: the next poll retries
                 self._look_at(member)
 
     def _look_at(self, member: Member) -> None:

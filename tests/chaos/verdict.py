@@ -48,7 +48,7 @@ def _read_space(member: Member, space: int, history: History) -> None:
 
 
 def broken_promises(seats: Seats, history: History) -> Iterator[str]:
-    """In words."""
+    """Yield the violations as text."""
     for space in (*seats.synchronous, *seats.asynchronous):
         for operations in by_key(history.of(NAMES[space])).values():
             part = History()
@@ -67,7 +67,7 @@ def lost(seats: Seats, history: History) -> int:
 
 
 def slips(seats: Seats) -> Iterator[str]:
-    """Return messages of nodes that should not or must not occur."""
+    """Yield messages that must not occur in the logs of nodes."""
     for node in seats.nodes:
         said = node.log()
         if "Traceback" in said:

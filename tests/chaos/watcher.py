@@ -106,5 +106,5 @@ async def _probe(address: str) -> bool | None:
 
 
 def broken_reports(seats: Seats) -> list[str]:
-    """Check a set that is idle."""
+    """Return the wrong reports about an idle set."""
     return [f"wrong report: {broken}" for broken in broken_promises([m.address for m in seats.members])]

@@ -91,9 +91,10 @@ os.exit(0)
 
 @pytest.fixture(scope="session")
 def real_log(tarantool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with all kinds of rows and values, written by the real server, and `data.txt`: its final contents.
+    """Return a directory with all kinds of rows and values, written by a real server, and `data.txt`, its final
+    contents.
 
-    Must not be written to.
+    Tests must not write to it.
     """
     directory = tmp_path_factory.mktemp("real")
     (directory / "data.txt").write_text(tarantool.run(REAL_LOG + DUMP, directory))
@@ -102,7 +103,7 @@ def real_log(tarantool: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shop: a snapshot and two logs with an election, a confirmed and a rolled back transaction."""
+    """Return the shop: a snapshot and two logs with an election, a confirmed and a rolled-back transaction."""
     directory = tmp_path_factory.mktemp("demo") / "shop"
     write_shop(production(), str(directory))
     return directory
@@ -120,18 +121,13 @@ class Result:
     def text(self) -> str:
         return self.out.decode()
 
-    @property
-    def complaints(self) -> list[str]:
-        """Return the lines of stderr without progress notes."""
-        return [line for line in self.errors if not line.startswith("flowstone: compiling")]
-
 
 Command = Callable[..., Result]
 
 
 @pytest.fixture
 def flowstone(capfdbinary: pytest.CaptureFixture[bytes]) -> Command:
-    """Runs a command line in this process."""
+    """Return a function that runs a command line in this process."""
 
     def command(*arguments: str | os.PathLike[str] | Sequence[str]) -> Result:
         capfdbinary.readouterr()

@@ -23,7 +23,7 @@ def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def options() -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """All options but those that end a command at once, with the words of their command and the command itself."""
+    """Return all options except those that exit at once, each with its command and the words that call it."""
     serve.declare_options(every=True)
     for path, command in commands(typer.main.get_command(app)):
         for parameter in command.params:
@@ -35,7 +35,7 @@ def refusal(command: Any, words: list[str], capsys: pytest.CaptureFixture[str]) 
     """Return the error of a command for an invalid command line."""
     try:
         command.make_context("command", words)
-    except typer.Exit:  # those of Limestone say it themselves
+    except typer.Exit:  # Limestone commands report the error themselves
         return capsys.readouterr().err
     except Exception as error:
         return str(getattr(error, "message", error))
@@ -82,12 +82,12 @@ def test_replication_of_serve_accumulates() -> None:
     assert given == {"replication": "a:3301,b:3301,c:3301"}
 
 
-def test_serve_refuses_a_switch_that_is_on_and_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_rejects_contradictory_switches(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--check", "--read-only", "--no-read-only"]) == 2
     assert "both --read-only and --no-read-only are given; use only one of them" in capsys.readouterr().err
 
 
-def test_lists_and_options_of_another_command_are_no_repetition() -> None:
+def test_lists_and_options_of_another_command_do_not_count_as_repeated() -> None:
     made = App()
     heard: list[Any] = []
 

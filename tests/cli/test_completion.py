@@ -38,7 +38,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def needed(shell: str) -> str:
-    """The path of a shell. Absent: a failure where CI=true, else a skip that says so."""
+    """Return the path of a shell. If it is missing, fail with CI=true, and skip otherwise."""
     path = shutil.which(shell)
     if path is not None:
         return path
@@ -49,7 +49,7 @@ def needed(shell: str) -> str:
 
 
 class Terminal:
-    """A shell on a terminal, with typed input."""
+    """A shell on a pseudo-terminal, with typed input."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -119,7 +119,7 @@ def zshrc(*lines: str) -> str:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_tab_completes_commands_options_values_and_files(scripts: Path, tmp_path: Path, shell: str) -> None:
+def test_tab_completes_commands_options_values_and_files(scripts: Path, tmp_path: Path, shell: str) -> None:
     (tmp_path / "orders of tea.xlog").touch()
     load = f"source {scripts}/flowstone.{shell}"
     (tmp_path / "bashrc").write_text(f"PS1='{PROMPT}'\n{SHOWN}{load}\n")
@@ -130,7 +130,7 @@ def test_a_tab_completes_commands_options_values_and_files(scripts: Path, tmp_pa
             assert given(typed, line) == arguments, line
 
 
-def test_a_function_of_zsh_may_also_be_found_by_its_path(scripts: Path, tmp_path: Path) -> None:
+def test_zsh_completion_can_be_autoloaded(scripts: Path, tmp_path: Path) -> None:
     (tmp_path / "_flowstone").write_bytes((scripts / "flowstone.zsh").read_bytes())
     (tmp_path / ".zshrc").write_text(zshrc(f"fpath=({tmp_path} $fpath)", "compinit -u -D"))
     with terminal([needed("zsh"), "-d", "-i"], tmp_path) as typed:
@@ -138,7 +138,7 @@ def test_a_function_of_zsh_may_also_be_found_by_its_path(scripts: Path, tmp_path
             assert given(typed, "flowstone limestone insp\t") == ["limestone", "inspect"]
 
 
-def test_fish_offers_the_same(scripts: Path, tmp_path: Path) -> None:
+def test_fish_offers_the_same_completions(scripts: Path, tmp_path: Path) -> None:
     (tmp_path / "orders of tea.xlog").touch()
     for line, arguments in LINES:
         begun, _, behind = line.partition("\t")
@@ -157,7 +157,7 @@ def commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], set[st
         yield from commands(each, *path, name)
 
 
-def test_bash_offers_every_option_of_every_command_in_no_time(scripts: Path) -> None:
+def test_bash_offers_every_option_of_every_command_quickly(scripts: Path) -> None:
     serve.declare_options(every=True)
     places = list(commands(typer.main.get_command(app)))
     lines = [f"source {scripts}/flowstone.bash"]
@@ -170,7 +170,7 @@ def test_bash_offers_every_option_of_every_command_in_no_time(scripts: Path) -> 
     offered = [set(line.split()) for line in done.stdout.splitlines()]
     assert dict(zip((path for path, _ in places), offered, strict=True)) == dict(places)
     assert {option.dashed for option in OPTIONS.values()} <= dict(places)["serve",]
-    assert seconds / len(places) < 0.2, "a person waits for it"
+    assert seconds / len(places) < 0.2, "a user waits for it"
 
 
 def test_completed_option_values_are_accepted() -> None:

@@ -24,7 +24,7 @@ from flowstone.xlog.errors import DamagedLog, NotALogFile
         (OSError(28, "No space left on device", "x"), 1, "flowstone: x: No space left on device"),
     ],
 )
-def test_an_error_is_one_line_and_a_code(
+def test_error_is_one_line_and_an_exit_code(
     capsys: pytest.CaptureFixture[str], error: Exception, code: int, line: str
 ) -> None:
     assert console.fail(error) == code
@@ -40,7 +40,7 @@ def test_connection_refused_has_a_clear_message(monkeypatch: pytest.MonkeyPatch)
     console.say("hello")
 
 
-def test_a_bar_appears_when_work_takes_long(
+def test_progress_bar_appears_for_long_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "SHOW_AFTER_SECONDS", 0.0)
@@ -51,7 +51,7 @@ def test_a_bar_appears_when_work_takes_long(
     assert "a.xlog" in capsys.readouterr().err
 
 
-def test_no_bar_appears_off_a_terminal_or_for_short_work(
+def test_progress_bar_is_hidden_without_a_terminal_or_for_short_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "SHOW_AFTER_SECONDS", 3600.0)

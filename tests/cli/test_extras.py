@@ -17,12 +17,13 @@ NOWHERE = ("flowstone_without_a_library",)
 def test_extras_equal_those_declared_by_the_package() -> None:
     declared: dict[str, set[str]] = {}
     for line in importlib.metadata.requires("flowstone") or ():
-        if match := re.fullmatch(r"([\w-]+).*extra == '(spark|web)'", line):
+        if match := re.fullmatch(r"([\w-]+).*extra == '(arrow|spark|web)'", line):
             declared.setdefault(match[2], set()).add(match[1].replace("-", "_"))
     assert declared == {extra: set(modules) for extra, modules in extras.MODULES.items()}
 
 
-def test_installed_extra_is_no_error() -> None:
+def test_installed_extra_is_accepted() -> None:
+    extras.need("arrow", "--format csv")
     extras.need("spark", "flowstone mirror")
     extras.need("web", "flowstone dashboard")
 
@@ -37,7 +38,7 @@ def test_installed_extra_is_no_error() -> None:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_command_of_the_pipeline_says_what_to_install(
+def test_pipeline_command_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch, flowstone: Command, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -49,7 +50,7 @@ def test_a_command_of_the_pipeline_says_what_to_install(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sorting_a_limestone_on_spark_says_it_too(
+def test_sort_of_a_limestone_on_spark_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch, flowstone: Command, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(extras.MODULES, "spark", NOWHERE)

@@ -17,11 +17,11 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
 
 
-def test_nobody_has_to_serve_http() -> None:
+def test_http_is_optional() -> None:
     assert place_of(None, None) is None
 
 
-def test_on_loopback_no_token_is_needed() -> None:
+def test_loopback_address_needs_no_token() -> None:
     place = HttpPlace("127.0.0.1:0", None)
     assert (place.token, place.is_new) == (None, False)
 
@@ -44,13 +44,13 @@ def test_given_token_is_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.parametrize("token", ["correct+horse&battery staple", "100%25-sure-of-this#1", 'a=b;c/d?e:f@g,"h"~'])
-def test_a_link_takes_any_token_to_where_it_is_asked_for(token: str) -> None:
+def test_link_escapes_any_token(token: str) -> None:
     link = urlsplit(HttpPlace("127.0.0.1:0", token).link("http://127.0.0.1:80/"))
     assert (link.netloc, link.path, link.fragment) == ("127.0.0.1:80", "/", "")
     assert parse_qsl(link.query) == [("token", token)]
 
 
-def test_without_a_token_a_link_is_the_address() -> None:
+def test_link_without_a_token_is_the_address() -> None:
     assert HttpPlace("127.0.0.1:0", None).link("http://127.0.0.1:80/") == "http://127.0.0.1:80/"
 
 

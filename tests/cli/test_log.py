@@ -41,7 +41,7 @@ def objects(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines(capfd)]
 
 
-def test_a_line_has_a_time_a_level_and_a_text(capfd: pytest.CaptureFixture[str]) -> None:
+def test_line_has_time_level_and_text(capfd: pytest.CaptureFixture[str]) -> None:
     start_log()
     set_level({})
     NODE.info("listening on %s", "here")
@@ -69,7 +69,7 @@ def test_record_is_one_line_despite_control_characters_of_a_peer(capfd: pytest.C
     assert line.endswith("peer\\n2026-01-01 00:00:00.000 INFO all is well\\r\\x1b[2J\\u2028x is refused")
 
 
-def test_no_line_of_a_trace_looks_like_an_event(capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_line_of_a_traceback_looks_like_an_event(capfd: pytest.CaptureFixture[str]) -> None:
     start_log()
     try:
         raise ValueError(FORGED)
@@ -110,7 +110,7 @@ def test_json_is_one_line_despite_control_characters_of_a_peer(capfd: pytest.Cap
     assert told["message"] == FORGED
 
 
-def test_json_has_the_trace_of_a_bug(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_traceback_of_an_internal_error(capfd: pytest.CaptureFixture[str]) -> None:
     start_log(JSON)
     try:
         raise ValueError("what")
@@ -120,7 +120,7 @@ def test_json_has_the_trace_of_a_bug(capfd: pytest.CaptureFixture[str]) -> None:
     assert told["exception"].endswith("ValueError: what")
 
 
-def test_messages_beside_the_log_have_its_format(capfd: pytest.CaptureFixture[str]) -> None:
+def test_messages_outside_the_log_have_its_format(capfd: pytest.CaptureFixture[str]) -> None:
     start_log(JSON)
     console.say("ready")
     set_format("plain")
@@ -133,7 +133,7 @@ def test_messages_beside_the_log_have_its_format(capfd: pytest.CaptureFixture[st
 FIELDS = {"time", "level", "message", "logger", "pid", "cord_name", "file", "line"}
 
 
-def test_line_beside_the_log_has_all_fields_of_a_record(capfd: pytest.CaptureFixture[str]) -> None:
+def test_line_outside_the_log_has_all_fields_of_a_record(capfd: pytest.CaptureFixture[str]) -> None:
     start_log(JSON)
     console.say("ready")
     say_event(MasterConnected("127.0.0.1:5000"), "flowstone.limestone")
@@ -157,7 +157,7 @@ def test_exception_is_an_error_with_its_location(capfd: pytest.CaptureFixture[st
     assert second.keys() == FIELDS
 
 
-def test_text_in_other_scripts_is_left_alone() -> None:
+def test_text_in_other_scripts_is_unchanged() -> None:
     assert escaped("Grüße\t☃") == "Grüße\t☃"
 
 

@@ -17,7 +17,7 @@ from tests.cli.conftest import Command
 COMMAND = (sys.executable, "-m", "flowstone.cli")
 
 
-def test_the_version_is_told(flowstone: Command) -> None:
+def test_version_is_printed(flowstone: Command) -> None:
     assert flowstone("--version").text.startswith("flowstone 0.")
 
 
@@ -29,20 +29,20 @@ def test_help_shows_an_example(flowstone: Command, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["play", "archive", "serve"])
-def test_help_names_better_places_for_passwords(flowstone: Command, command: str) -> None:
+def test_help_names_safer_ways_to_pass_passwords(flowstone: Command, command: str) -> None:
     text = " ".join(re.sub(r"[│\s]+", " ", flowstone(command, "--help").text).split())
     variable = "FLOWSTONE_REPLICATION or the file" if command == "serve" else "TT_CLI_PASSWORD"
     assert text.count(f"{variable}: command lines can be seen by others") == (1 if command == "serve" else 2)
 
 
 @pytest.mark.parametrize("command", ["cat", "play"])
-def test_help_names_the_exit_codes_and_that_bounds_are_exclusive(flowstone: Command, command: str) -> None:
+def test_help_lists_exit_codes_and_exclusive_bounds(flowstone: Command, command: str) -> None:
     text = " ".join(flowstone(command, "--help").text.split())
     assert "Exit codes: 0 done; 1 " in text
     assert "--to and --timestamp are exclusive bounds" in text
 
 
-def test_without_a_command_help_is_shown(flowstone: Command) -> None:
+def test_help_is_shown_without_a_command(flowstone: Command) -> None:
     shown = flowstone()
     assert shown.code == 2
     assert "cat" in shown.text + "".join(shown.errors)
@@ -50,7 +50,7 @@ def test_without_a_command_help_is_shown(flowstone: Command) -> None:
 
 def test_unknown_command_is_one_line(flowstone: Command) -> None:
     refused = flowstone("nope")
-    assert (refused.code, refused.complaints) == (2, ["flowstone: No such command 'nope'; see flowstone --help"])
+    assert (refused.code, refused.errors) == (2, ["flowstone: No such command 'nope'; see flowstone --help"])
 
 
 @pytest.mark.parametrize(("form", "first"), [("yaml", b"---\n"), ("json", b'{"HEADER"'), ("csv", b'"replica_id"')])
@@ -65,7 +65,7 @@ def test_closed_pipe_is_not_an_error(shop: Path, form: str, first: bytes) -> Non
         process.stdout.close()
         errors = process.stderr.read().decode()
         assert process.wait(60) == 0
-    assert all(line.startswith("flowstone: compiling") for line in errors.splitlines())
+    assert errors == ""
 
 
 def test_closed_stdout_is_not_an_error(shop: Path) -> None:
@@ -86,7 +86,7 @@ def test_interrupt_exits_with_130_without_a_traceback(shop: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"---\n"
-        # It writes much more than a pipe holds, so it is still writing.
+        # The output is much larger than a pipe buffer, so the command is still writing.
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130

@@ -12,14 +12,14 @@ from flowstone.cli import open_files
 
 @pytest.fixture
 def hard_limit() -> Iterator[int]:
-    """The hard limit of this process, whose soft limit is lower for a while."""
+    """Return the hard limit of this process; the soft limit is lowered during the test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
     yield hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_soft_limit_becomes_the_hard_limit(hard_limit: int) -> None:
+def test_soft_limit_is_raised_to_the_hard_limit(hard_limit: int) -> None:
     open_files.raise_limit()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard_limit, hard_limit)
 

@@ -20,7 +20,7 @@ SECONDS = 60
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
-    """The end held by systemd, at `notify` in the test's directory."""
+    """Return the socket of the service manager, at `notify` in the test's directory."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
         listening.settimeout(SECONDS)

@@ -40,7 +40,7 @@ async def connect(uri: str, *, timeout: float = 10) -> Connection:
 
 
 @pytest.mark.real
-async def test_the_real_server_greets_and_answers(server: Server) -> None:
+async def test_real_server_is_connected_and_answers(server: Server) -> None:
     async with await connect(server.uri) as connection:
         assert connection.greeting.version >= (2, 6, 0)
         assert await connection.request(RequestType.PING) == {}
@@ -49,7 +49,7 @@ async def test_the_real_server_greets_and_answers(server: Server) -> None:
 
 
 @pytest.mark.real
-async def test_answers_find_their_requests_in_any_order(server: Server) -> None:
+async def test_answers_are_matched_to_requests_in_any_order(server: Server) -> None:
     slow = "local c = require('fiber').channel() box.session.storage.c = c return c:get(20)"
     async with await connect(server.uri) as connection:
         first = connection.send(RequestType.EVAL, eval_body(slow))
@@ -62,7 +62,7 @@ async def test_answers_find_their_requests_in_any_order(server: Server) -> None:
 
 
 @pytest.mark.real
-async def test_an_error_answer_leaves_the_connection_usable(server: Server) -> None:
+async def test_connection_is_usable_after_an_error_answer(server: Server) -> None:
     async with await connect(server.uri) as connection:
         with pytest.raises(UnknownRequestType):
             await connection.request(RequestType.VY_INDEX_RUN_INFO)
@@ -70,10 +70,10 @@ async def test_an_error_answer_leaves_the_connection_usable(server: Server) -> N
 
 
 @pytest.mark.real
-async def test_the_right_password_makes_the_user(server: Server) -> None:
+async def test_correct_password_logs_in_the_user(server: Server) -> None:
     async with await connect(f"bob:se:cr@et@{server.uri}") as connection:
         body = eval_body("return box.session.user()")
-        with pytest.raises(Exception, match="bob"):  # he has no rights, and the error contains his name
+        with pytest.raises(Exception, match="bob"):  # the user has no privileges, and the error contains the name
             await connection.request(RequestType.EVAL, body)
 
 
@@ -103,7 +103,7 @@ async def test_missing_unix_socket_is_one_error(tmp_path: Path) -> None:
         await connect(f"unix/:{tmp_path}/none")
 
 
-async def test_a_silent_peer_is_given_up() -> None:
+async def test_silent_peer_times_out() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -112,7 +112,7 @@ async def test_a_silent_peer_is_given_up() -> None:
             await connect(uri, timeout=0.05)
 
 
-async def test_a_peer_that_closes_at_once_may_want_tls() -> None:
+async def test_error_mentions_tls_if_the_peer_closes_at_once() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pass
 
@@ -159,7 +159,7 @@ async def test_invalid_packet_fails_every_pending_request(garbage: bytes) -> Non
             await connection.request(RequestType.PING)
 
 
-async def test_an_answer_with_a_broken_body_ends_the_connection() -> None:
+async def test_malformed_answer_closes_the_connection() -> None:
     async with peer(answering(lambda row: (0, b"\x81\xc1"), (2, 6, 0))) as uri, await connect(uri) as connection:
         with pytest.raises(RemoteProtocolError, match="sent an invalid response"):
             await connection.request(RequestType.PING)
@@ -167,7 +167,7 @@ async def test_an_answer_with_a_broken_body_ends_the_connection() -> None:
             await connection.request(RequestType.PING)
 
 
-async def test_a_peer_that_leaves_fails_every_waiting_request() -> None:
+async def test_lost_connection_fails_every_pending_request() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting())
         await reader.read(1)
@@ -189,7 +189,7 @@ async def test_request_sent_on_a_lost_connection_without_await_logs_nothing() ->
     assert not complaints
 
 
-async def test_a_request_without_answer_ends_the_connection() -> None:
+async def test_request_without_an_answer_closes_the_connection() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting())
         await reader.read()
@@ -201,13 +201,13 @@ async def test_a_request_without_answer_ends_the_connection() -> None:
             await connection.request(RequestType.PING)
 
 
-async def test_features_are_learned_from_servers_that_have_them() -> None:
+async def test_features_are_requested_from_servers_that_have_them() -> None:
     async with peer(answering(Streaming(), (2, 11, 9))) as uri, await connect(uri) as connection:
         assert connection.has(Feature.STREAMS, Feature.TRANSACTIONS)
         assert not connection.has(Feature.INSERT_ARROW)
 
 
-async def test_unexpected_instance_gets_no_login() -> None:
+async def test_no_login_is_sent_to_an_unexpected_instance() -> None:
     seen = []
 
     def answer(row: Any) -> tuple[int, bytes]:
@@ -225,7 +225,7 @@ async def test_unexpected_instance_gets_no_login() -> None:
             assert seen == [RequestType.ID, RequestType.AUTH]
 
 
-async def test_servers_before_the_id_request_are_not_asked() -> None:
+async def test_id_request_is_not_sent_to_servers_without_it() -> None:
     seen = []
 
     def answer(row: Any) -> tuple[int, bytes]:

@@ -58,7 +58,7 @@ def test_field_numbers_change_from_base_zero_to_base_one(before: Any, after: Any
     assert unpack(rebase(pack([before, before]), 0)) == (after, after)
 
 
-def test_numbers_move_from_any_base() -> None:
+def test_field_numbers_are_converted_from_any_base() -> None:
     assert unpack(rebase(pack([["=", 5, 1], ["=", 1, 1]]), 3)) == (("=", 3, 1), ("=", 0, 1))
 
 

@@ -254,7 +254,7 @@ async def test_error_for_missing_rights_names_the_grant(server: Server) -> None:
 
 
 @pytest.mark.real
-async def test_many_rows_are_quick(server: Server) -> None:
+async def test_many_rows_are_replayed_quickly(server: Server) -> None:
     count = 1_000_000 if FULL else 50_000
     log = Log()
     source = (log.one(log.insert(key, key, "some text", key * 2, 1.5)) for key in range(count))
@@ -359,7 +359,7 @@ async def test_error_of_a_lost_connection_names_each_replica_with_rows_in_flight
     assert str(caught.value).endswith("--replica 1 --from 1 or --from 4, --replica 2 --from 1 or --from 3")
 
 
-async def test_names_are_asked_for_once_per_space_of_the_log() -> None:
+async def test_names_are_queried_once_per_space_of_the_log() -> None:
     store = Streaming(names={600: "t", 601: "u"})
     log = Log()
     rows = [log.one(log.insert(key, space=600 + key % 3)) for key in range(3000)]
@@ -368,7 +368,7 @@ async def test_names_are_asked_for_once_per_space_of_the_log() -> None:
     assert store.log.count("SELECT") == 3
 
 
-async def test_a_space_of_another_name_stops_before_its_first_row() -> None:
+async def test_play_stops_before_the_first_row_of_a_space_with_another_name() -> None:
     store = Streaming(names={600: "t", 601: "users"})
     log = Log()
     good = [log.one(log.insert(key)) for key in range(3)]
@@ -394,7 +394,7 @@ async def test_truncate_is_checked_by_the_name_of_the_truncated_space() -> None:
 
 
 @pytest.mark.real
-async def test_the_real_server_is_asked_for_names(server: Server) -> None:
+async def test_names_are_queried_from_a_real_server(server: Server) -> None:
     names = {SPACE: "t"}
     assert (await play(production(), server.uri, inserts(Log(), [1]), names=names.get)).rows == 1
     with pytest.raises(PlayError, match="belongs to space 'u' with id 600, but space 600 is named 't' at "):
@@ -416,7 +416,7 @@ async def test_rejected_snapshot_row_is_named_by_number_without_a_resume_positio
     assert "--from" not in str(caught.value)
     assert caught.value.hint is not None
     assert "into empty spaces; to add only missing tuples to other spaces, see docs/how-to" in caught.value.hint
-    assert "delete" not in caught.value.hint  # what is there may be all that is left
+    assert "delete" not in caught.value.hint  # the existing data may be the only copy
     assert caught.value.result == PlayResult(1, 1, 0, {})
 
 
@@ -427,7 +427,7 @@ async def test_snapshot_rows_truncate_nothing_and_yield_no_position() -> None:
     assert store.keys == [7, 8]
 
 
-async def test_rows_of_a_snapshot_that_look_like_those_of_a_log_leave_no_position() -> None:
+async def test_snapshot_rows_that_look_like_log_rows_yield_no_position() -> None:
     store = Streaming()
     raft = LogTransaction((Row(RequestType.RAFT, group_id=1, lsn=391, flags=1, body=pack({0: 1})),))
     promote = LogTransaction((Row(RequestType.RAFT_PROMOTE, 1, lsn=392, flags=1, body=pack({2: 1})),))
@@ -449,7 +449,7 @@ def without_transactions(store: Streaming) -> Callable[[Row], Reply]:
     return answer
 
 
-async def test_a_server_without_streams_and_eval_gets_row_after_row() -> None:
+async def test_server_without_streams_and_eval_gets_single_rows() -> None:
     store = Streaming()
     async with peer(answering(without_transactions(store), (2, 6, 0))) as uri:
         result = await play(production(), uri, inserts(Log(), range(5)))
@@ -460,7 +460,7 @@ async def test_a_server_without_streams_and_eval_gets_row_after_row() -> None:
     assert store.keys == [0, 1, 2, 3, 4, 7]
 
 
-async def test_a_server_without_streams_and_eval_gets_no_part_of_a_longer_transaction() -> None:
+async def test_server_without_streams_and_eval_gets_no_part_of_a_longer_transaction() -> None:
     store, log = Streaming(), Log()
     first, longer = inserts(log, [1]), make_transaction([log.insert(key, key) for key in (2, 3)])
     async with peer(answering(without_transactions(store), (2, 6, 0))) as uri:
@@ -470,7 +470,7 @@ async def test_a_server_without_streams_and_eval_gets_no_part_of_a_longer_transa
 
 
 class Held:
-    """A store that delays its answers to COMMIT until the test releases them."""
+    """A server that delays its answers to COMMIT until the test releases them."""
 
     def __init__(self) -> None:
         self.store = Streaming()

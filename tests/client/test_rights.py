@@ -1,4 +1,4 @@
-"""Advice about rights: the least sufficient right, and none for guests."""
+"""Advice about missing privileges: the least sufficient one, and none for guests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADVICE = (to_replicate, to_watch, to_run_transactions)
 
 @pytest.mark.parametrize("advice", ADVICE, ids=lambda advice: advice.__name__)
 @pytest.mark.parametrize("user", [None, "guest"])
-def test_hint_without_credentials_asks_for_a_user_and_no_guest_rights(
+def test_hint_without_credentials_suggests_a_user_and_no_guest_privileges(
     advice: Callable[[str | None], str], user: str | None
 ) -> None:
     told = advice(user)
@@ -22,13 +22,13 @@ def test_hint_without_credentials_asks_for_a_user_and_no_guest_rights(
 
 
 @pytest.mark.parametrize("advice", ADVICE, ids=lambda advice: advice.__name__)
-def test_right_to_run_lua_is_named_as_such(advice: Callable[[str | None], str]) -> None:
+def test_hint_names_the_privilege_to_run_lua(advice: Callable[[str | None], str]) -> None:
     told = advice("watcher")
     assert "box.schema.user.grant('watcher', " in told
     assert ("'universe'" in told) is ("lets the user run any Lua on the server" in told)
 
 
-def test_watching_user_is_advised_the_single_function_first() -> None:
+def test_hint_for_a_monitoring_user_names_the_single_function_first() -> None:
     one, everything = to_watch("watcher").split("; or, ")
     assert one == (
         "on its master: box.schema.func.create('box.info', {if_not_exists = true}) and "

@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 
 from flowstone.columns.arrow_columns import (
     GENERIC_SCHEMA,
+    MISFIT_TEXT_MAX,
     Column,
     ColumnError,
     ColumnOptions,
+    FieldMisfits,
     TypedDecoder,
     generic_batch,
 )
+from flowstone.columns.column_types import ColumnType
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import msgpack
 from flowstone.iproto.constants import type_name
@@ -42,7 +45,7 @@ INTEGER_FORMS = dict(zip(range(0xCC, 0xD4), (">B", ">H", ">I", ">Q", ">b", ">h",
 
 
 def integer_forms(value: int) -> list[bytes]:
-    """Every MessagePack encoding of a whole number, not only the shortest."""
+    """Return every MessagePack encoding of an integer."""
     forms = [bytes((value & 0xFF,))] if -32 <= value < 128 else []
     for marker, layout in INTEGER_FORMS.items():
         try:
@@ -113,7 +116,7 @@ def schemas(draw: st.DrawFn) -> list[Column]:
 
 @st.composite
 def headers(draw: st.DrawFn, kind: int, pairs: dict[int, bytes]) -> bytes:
-    """A row with a drawn header and the given body."""
+    """Draw a row with any header and the given body."""
     lsn = draw(st.integers(0, 2**40))
     row = Row(
         kind,
@@ -129,7 +132,7 @@ def headers(draw: st.DrawFn, kind: int, pairs: dict[int, bytes]) -> bytes:
 
 @st.composite
 def tuples(draw: st.DrawFn, columns: list[Column], shortest: int = 0) -> list[bytes]:
-    """Field values of a tuple that may be shorter or longer than the format."""
+    """Draw the field values of a tuple that may be shorter or longer than the format."""
     values = [
         draw(VALUES[column.type] | st.just(NIL) if column.nullable else VALUES[column.type]) for column in columns
     ]
@@ -142,7 +145,7 @@ def tuples(draw: st.DrawFn, columns: list[Column], shortest: int = 0) -> list[by
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[list[Column], list[int], list[bytes]]:
-    """A schema, its key fields, and rows of every kind."""
+    """Draw a schema, its key fields, and rows of every type."""
     columns = draw(schemas())
     key_fields = draw(st.permutations(range(len(columns))))[: draw(st.integers(0, 2))]
     rows = []
@@ -177,7 +180,7 @@ def json_of(value: Any) -> Any:
 
 
 def reference_value(column: Column, value: Any, options: ColumnOptions) -> Any:
-    """The rules of the column types, one value at a time."""
+    """Return the value of a column by the rules of its type."""
     kind = column.type
     if value is None:
         return None
@@ -256,7 +259,7 @@ def test_typed_columns_equal_the_row_decoder(
 
 
 @given(logs(), st.data())
-def test_selection_of_rows_and_columns_equals_that_part_of_the_whole(
+def test_selection_of_rows_and_columns_equals_that_part_of_the_table(
     log: tuple[list[Column], list[int], list[bytes]], data: st.DataObject
 ) -> None:
     columns, key_fields, rows = log
@@ -316,7 +319,7 @@ def test_fields_of_a_snapshot_are_nullable_as_declared(data: st.DataObject) -> N
 
 
 def typed(column: Column, value: bytes, options: ColumnOptions = ColumnOptions(), **settings: Any) -> Any:
-    """The one value of the second row of two; the first holds a null."""
+    """Return the column value of the second row of two; the first row has a null."""
     rows = [insert([NIL], lsn=6, tsn=6), insert([value], lsn=7, tsn=7)]
     slab = slab_of(rows)
     return (
@@ -328,13 +331,13 @@ ABOVE = msgpack.pack(2**63)
 
 
 @pytest.mark.parametrize("kind", ["unsigned", "integer", "uint64"])
-def test_a_number_above_int64_is_an_error_that_names_the_option(kind: str) -> None:
+def test_error_for_a_number_above_int64_names_the_option(kind: str) -> None:
     with pytest.raises(ColumnError, match=r"some.xlog: row 7 of replica 1, space 512: field 'id' .*unsignedAs=decimal"):
         typed(Column("id", kind), ABOVE)
 
 
 @pytest.mark.parametrize(("unsigned_as", "expected"), [("decimal", Decimal(2**64 - 1)), ("double", float(2**64 - 1))])
-def test_the_option_makes_room_for_numbers_above_int64(
+def test_unsigned_as_option_accepts_numbers_above_int64(
     unsigned_as: Literal["decimal", "double"], expected: object
 ) -> None:
     for kind in ("unsigned", "integer", "uint64"):
@@ -343,16 +346,16 @@ def test_the_option_makes_room_for_numbers_above_int64(
 
 
 @pytest.mark.parametrize("value", [b"\xa2\xc3\x28", b"\xa1\xff", b"\xa3\xed\xa0\x80", b"\xa3ab\xc3"])
-def test_a_string_that_is_not_utf8_is_an_error_that_names_row_and_field(value: bytes) -> None:
+def test_error_for_a_string_with_invalid_utf8_names_row_and_field(value: bytes) -> None:
     with pytest.raises(ColumnError, match=r"row 7 of replica 1, space 512: field 'name' is not UTF-8"):
         typed(Column("name", "string"), value)
 
 
-def test_strings_that_are_not_utf8_can_be_read_as_bytes() -> None:
+def test_string_with_invalid_utf8_can_be_read_as_bytes() -> None:
     assert typed(Column("name", "string"), b"\xa2\xc3\x28", ColumnOptions(strings_as="binary")) == b"\xc3\x28"
 
 
-def test_the_replacement_character_is_good_utf8() -> None:
+def test_replacement_character_is_valid_utf8() -> None:
     assert typed(Column("name", "string"), msgpack.pack("\ufffd")) == "\ufffd"
 
 
@@ -381,7 +384,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, values in WRONG.items() for value in values])
-def test_a_value_of_another_type_is_an_error_that_names_row_and_field(kind: str, value: bytes) -> None:
+def test_error_for_a_value_of_another_type_names_row_and_field(kind: str, value: bytes) -> None:
     for options in (ColumnOptions(), ColumnOptions(decimal_scale=3)):
         with pytest.raises(ColumnError, match=rf"row 7 of replica 1, space 512: field 'f' is not of type {kind}"):
             typed(Column("f", kind), value, options)
@@ -391,7 +394,7 @@ def test_a_value_of_another_type_is_an_error_that_names_row_and_field(kind: str,
     ("text", "scale"),
     [("1.2345", 3), ("1e30", 12), ("123456789012345678901234567890123456789", 0), ("-0.001", 2), ("1e-200", 38)],
 )
-def test_a_decimal_with_more_digits_than_the_column_keeps_is_an_error(text: str, scale: int) -> None:
+def test_decimal_with_more_digits_than_the_column_raises_an_error(text: str, scale: int) -> None:
     with pytest.raises(
         ColumnError, match=r"field 'f' has more digits than the column keeps; choose another decimalScale"
     ):
@@ -401,7 +404,7 @@ def test_a_decimal_with_more_digits_than_the_column_keeps_is_an_error(text: str,
 @pytest.mark.parametrize(
     "scale", [b"\xd3" + b"\x80" + bytes(7), b"\xd3\x7f" + b"\xff" * 7, b"\xcf" + b"\xff" * 8, b"\xce\xff\xff\xff\xff"]
 )
-def test_decimal_with_a_huge_scale_is_an_error_in_constant_time(scale: bytes) -> None:
+def test_decimal_with_a_huge_scale_raises_an_error_in_constant_time(scale: bytes) -> None:
     for options in (ColumnOptions(), ColumnOptions(decimal_scale=3)):
         with pytest.raises(ColumnError, match="field 'f'"):
             typed(Column("f", "decimal"), decimal(scale + b"\x1c"), options)
@@ -420,27 +423,27 @@ def test_decimal_with_a_huge_scale_is_an_error_in_constant_time(scale: bytes) ->
         ("-99999999999999999999999999999999999999", 0),
     ],
 )
-def test_decimals_at_the_edges_fit(text: str, scale: int) -> None:
+def test_decimals_at_the_limits_of_the_column_are_accepted(text: str, scale: int) -> None:
     found = typed(Column("f", "decimal"), msgpack.pack(Decimal(text)), ColumnOptions(decimal_scale=scale))
     assert found == Decimal(text)
     assert found.as_tuple().exponent == -scale
 
 
 @pytest.mark.parametrize("sign", "abcdef")
-def test_every_sign_nibble_of_a_decimal_is_understood(sign: str) -> None:
+def test_every_sign_nibble_of_a_decimal_is_accepted(sign: str) -> None:
     value = decimal(b"\x01" + bytes.fromhex("01" + "5" + sign))
     expected = "-1.5" if sign in "bd" else "1.5"
     assert typed(Column("f", "decimal"), value) == expected
     assert typed(Column("f", "decimal"), value, ColumnOptions(decimal_scale=2)) == Decimal(expected)
 
 
-def test_datetime_beyond_the_timestamp_range_is_an_error() -> None:
+def test_datetime_beyond_the_timestamp_range_raises_an_error() -> None:
     for seconds in (10**14, -(10**14)):
         with pytest.raises(ColumnError, match="field 'f' is too far from 1970"):
             typed(Column("f", "datetime"), msgpack.pack(Datetime(seconds)))
 
 
-def test_every_numeric_form_fits_a_number() -> None:
+def test_number_column_accepts_every_numeric_type() -> None:
     for value in (1, -1, 2**64 - 1, 1.5, Decimal("2.25")):
         assert typed(Column("f", "number"), msgpack.pack(value)) == float(value)
     assert (
@@ -450,7 +453,7 @@ def test_every_numeric_form_fits_a_number() -> None:
     assert math.isnan(typed(Column("f", "number"), msgpack.pack(math.nan)))
 
 
-def test_null_in_a_field_declared_not_nullable_is_an_error() -> None:
+def test_null_in_a_field_that_is_not_nullable_raises_an_error() -> None:
     slab = slab_of([insert([b"\x01", b"\x02"], lsn=1), insert([b"\x01"], lsn=2, tsn=2)])
     decoder = TypedDecoder([Column("a", "unsigned"), Column("b", "unsigned", False)], partial=False)
     with pytest.raises(
@@ -465,7 +468,7 @@ def test_error_names_the_row_whose_tuple_is_not_an_array() -> None:
         TypedDecoder([Column("a", "any")]).batch(slab, all_rows(slab))
 
 
-def test_no_rows_and_no_fields_give_empty_batches() -> None:
+def test_no_rows_and_no_fields_yield_empty_batches() -> None:
     empty = slab_of([])
     for columns in ([], [Column(f"f{n}", kind) for n, kind in enumerate(sorted(VALUES))]):
         decoder = TypedDecoder(columns, key_fields=range(len(columns)))
@@ -475,21 +478,21 @@ def test_no_rows_and_no_fields_give_empty_batches() -> None:
     assert generic_batch(empty, all_rows(empty)).num_rows == 0
 
 
-def test_without_a_format_all_fields_are_extra() -> None:
+def test_all_fields_are_extra_without_a_format() -> None:
     slab = slab_of([insert([b"\x01", msgpack.pack("x"), NIL]), insert([], lsn=2, tsn=2)])
     batch = TypedDecoder([]).batch(slab, all_rows(slab))
     assert batch.schema.names == METADATA + TAIL
     assert batch.column("_extra").to_pylist() == ['[1,"x",null]', None]
 
 
-def test_a_type_of_a_newer_server_is_its_number() -> None:
+def test_row_type_of_a_newer_server_is_shown_as_its_number() -> None:
     rows = [Row(kind, 1, lsn=n + 1, tsn=n + 1, body=b"\x80").encode() for n, kind in enumerate((2, 129, 40000, 2**40))]
     slab = slab_of(rows)
     assert generic_batch(slab, all_rows(slab)).column("type").to_pylist() == ["INSERT", "129", "40000", str(2**40)]
 
 
 @pytest.mark.parametrize(("key", "name"), [(2, "replica id"), (9, "flags")])
-def test_a_header_number_that_no_server_writes_is_an_error(key: int, name: str) -> None:
+def test_header_number_out_of_range_raises_an_error(key: int, name: str) -> None:
     header = b"\x83\x00\x02\x03\x05" + bytes((key,)) + b"\xce\x80\x00\x00\x00"
     slab = slab_of([header + b"\x80"])
     with pytest.raises(ColumnError, match=f"row 5 of replica .*: {name} 214748364[89] is above 2147483647"):
@@ -497,7 +500,7 @@ def test_a_header_number_that_no_server_writes_is_an_error(key: int, name: str) 
 
 
 @pytest.mark.parametrize("timestamp", [math.nan, math.inf, -math.inf, 1e300, 1e13])
-def test_a_time_that_fits_no_timestamp_is_an_error(timestamp: float) -> None:
+def test_time_beyond_the_timestamp_range_raises_an_error(timestamp: float) -> None:
     slab = slab_of([b"\x83\x00\x02\x03\x05\x04\xcb" + struct.pack(">d", timestamp) + b"\x80"])
     with pytest.raises(ColumnError, match=r"row 5 of replica 0: timestamp of .* s is out of range"):
         generic_batch(slab, all_rows(slab))
@@ -511,17 +514,157 @@ def test_error_for_an_unknown_column_lists_the_known_columns() -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("_lsn",), ("_extra",)])
-def test_duplicate_column_name_is_an_error(names: tuple[str, ...]) -> None:
+def test_duplicate_column_name_raises_an_error(names: tuple[str, ...]) -> None:
     with pytest.raises(FlowstoneError, match="duplicate column"):
         TypedDecoder([Column(name, "any") for name in names])
 
 
 @pytest.mark.parametrize("settings", [{"unsigned_as": "text"}, {"decimal_scale": -1}, {"decimal_scale": 39}])
-def test_options_out_of_range_are_an_error(settings: dict[str, Any]) -> None:
-    with pytest.raises(FlowstoneError, match="it can be"):
+def test_options_out_of_range_raise_an_error(settings: dict[str, Any]) -> None:
+    with pytest.raises(FlowstoneError, match=r"; use "):
         ColumnOptions(**settings)
 
 
-def test_the_uuid_column_is_the_text_of_the_uuid() -> None:
+def test_uuid_column_has_the_text_of_the_uuid() -> None:
     value = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
     assert typed(Column("f", "uuid"), msgpack.pack(value)) == str(value)
+
+
+# --- values that do not fit ---
+
+MISFITS: list[tuple[str, bytes, ColumnOptions, str, str]] = [
+    ("unsigned", ABOVE, ColumnOptions(), "too_large", "9223372036854775808"),
+    ("unsigned", msgpack.pack("x"), ColumnOptions(), "wrong_type", '"x"'),
+    ("unsigned", msgpack.pack("x"), ColumnOptions("double"), "wrong_type", '"x"'),
+    ("boolean", b"\x01", ColumnOptions(), "wrong_type", "1"),
+    ("string", b"\xa3a\xffb", ColumnOptions(), "not_utf8", r'"a\udcffb"'),
+    ("string", b"\x07", ColumnOptions(), "wrong_type", "7"),
+    ("varbinary", b"\x07", ColumnOptions(), "wrong_type", "7"),
+    ("uuid", msgpack.pack("no"), ColumnOptions(), "wrong_type", '"no"'),
+    ("datetime", b"\xd7\x04" + struct.pack("<q", 10**15), ColumnOptions(), "out_of_range", ""),
+    ("decimal", msgpack.pack(Decimal("1.23456")), ColumnOptions(decimal_scale=4), "too_precise", '"1.23456"'),
+    ("decimal", msgpack.pack("1.5"), ColumnOptions(decimal_scale=4), "wrong_type", '"1.5"'),
+    ("decimal", msgpack.pack("1.5"), ColumnOptions(), "wrong_type", '"1.5"'),
+    ("number", msgpack.pack(True), ColumnOptions(), "wrong_type", "true"),
+    ("number", b"\xd5\x01\x00\x00", ColumnOptions(), "wrong_type", ""),
+]
+"""Field type, value, options, reason, and the value as text ("" if the test does not compare it)."""
+
+
+@pytest.mark.parametrize(("kind", "value", "options", "reason", "text"), MISFITS)
+@pytest.mark.parametrize("places", [[0], [5], [0, 1, 2], [2, 3, 9], list(range(10))])
+def test_misfit_is_null_and_reported_with_row_reason_and_value(
+    kind: str,
+    value: bytes,
+    options: ColumnOptions,
+    reason: str,
+    text: str,
+    places: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flowstone.columns.arrow_columns.RESUME_ROWS", 4)
+    fitting = {"boolean": b"\xc3", "string": b"\xa1s", "varbinary": b"\xc4\x01s"}.get(kind, b"\x05")
+    fitting = {"uuid": msgpack.pack(uuid.UUID(int=1)), "datetime": msgpack.pack(Datetime(1))}.get(kind, fitting)
+    slab = slab_of([insert([value if n in places else fitting], lsn=n + 1, tsn=n + 1) for n in range(10)])
+    misfits: list[FieldMisfits] = []
+    batch = TypedDecoder([Column("f", kind)], options=options).batch(slab, all_rows(slab), misfits)
+    batch.validate(full=True)
+    assert [n for n, each in enumerate(batch.column("f").to_pylist()) if each is None] == places
+    (found,) = misfits
+    assert (found.column, found.rows.tolist(), found.reasons) == ("f", places, [reason] * len(places))
+    texts = found.values.to_pylist()
+    assert len(texts) == len(places)
+    assert not text or set(texts) == {text}
+
+
+def test_misfits_of_several_reasons_and_columns_are_all_reported() -> None:
+    values = [
+        [ABOVE, b"\xa1s"],
+        [b"\x01", b"\xa1\xff"],
+        [b"\xa1x", b"\x07"],
+        [NIL, NIL],
+        [b"\x02", b"\xa2\xc3\xa9"],
+        [],
+    ]
+    slab = slab_of([insert(each, lsn=n + 1, tsn=n + 1) for n, each in enumerate(values)])
+    misfits: list[FieldMisfits] = []
+    batch = TypedDecoder([Column("a", "unsigned"), Column("b", "string")]).batch(slab, all_rows(slab), misfits)
+    assert batch.column("a").to_pylist() == [None, 1, None, None, 2, None]
+    assert batch.column("b").to_pylist() == ["s", None, None, None, "é", None]
+    assert [(each.column, each.rows.tolist(), each.reasons) for each in misfits] == [
+        ("a", [0, 2], ["too_large", "wrong_type"]),
+        ("b", [1, 2], ["not_utf8", "wrong_type"]),
+    ]
+
+
+@given(st.data())
+def test_decoding_with_misfits_equals_strict_decoding_of_the_other_values(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(VALUES)))
+    options = ColumnOptions(decimal_scale=data.draw(st.sampled_from((None, 2))))
+    values = data.draw(st.lists(st.one_of(*VALUES.values(), st.just(NIL), st.just(b"\xa1\xff")), max_size=12))
+    slab = slab_of([insert([value], lsn=n + 1, tsn=n + 1) for n, value in enumerate(values)])
+    decoder, misfits = TypedDecoder([Column("f", kind)], options=options), list[FieldMisfits]()
+    column = decoder.batch(slab, all_rows(slab), misfits).column("f")
+    wrong = [row for each in misfits for row in each.rows.tolist()]
+    for row in range(len(values)):
+        try:
+            expected = decoder.batch(slab, all_rows(slab)[row : row + 1]).column("f")[0]
+        except ColumnError:
+            assert row in wrong
+            assert not column[row].is_valid
+        else:
+            assert row not in wrong
+            assert column[row].equals(expected) or str(column[row]) == str(expected) == "nan"
+
+
+def test_text_of_a_misfit_is_cut() -> None:
+    slab = slab_of([insert([msgpack.pack("é" * 5000)])])
+    misfits: list[FieldMisfits] = []
+    TypedDecoder([Column("a", "unsigned")]).batch(slab, all_rows(slab), misfits)
+    assert misfits[0].values.to_pylist() == ['"' + "é" * (MISFIT_TEXT_MAX - 1)]
+
+
+def test_tuple_that_is_not_an_array_is_an_error_also_with_misfits() -> None:
+    slab = slab_of([Row(INSERT, 1, lsn=9, body=body({0x10: b"\x05", 0x21: b"\xa1x"})).encode()])
+    with pytest.raises(ColumnError, match="tuple or key is not an array"):
+        TypedDecoder([Column("a", "any")]).batch(slab, all_rows(slab), [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared", "value", "expected"),
+    [
+        ("unsigned", "decimal(20,0)", 2**64 - 1, Decimal(2**64 - 1)),
+        ("unsigned", "decimal(20,2)", 7, Decimal("7.00")),
+        ("unsigned", "double", 2**63, float(2**63)),
+        ("unsigned", "string", 2**64 - 1, "18446744073709551615"),
+        ("decimal", "decimal(6,5)", Decimal("-1.23456"), Decimal("-1.23456")),
+        ("decimal", "string", Decimal("1.23456"), "1.23456"),
+        ("decimal", "double", Decimal("0.5"), 0.5),
+        ("decimal128", "decimal(38,6)", Decimal("0.5"), Decimal("0.500000")),
+        ("string", "binary", "x\udcff", b"x\xff"),
+        ("varbinary", "string", b"x", "x"),
+        ("any", "bigint", 5, 5),
+        ("any", "boolean", True, True),
+        ("any", "binary", b"\xff", b"\xff"),
+        ("scalar", "decimal(3,1)", Decimal("1.5"), Decimal("1.5")),
+        ("uuid", "string", uuid.UUID(int=1), str(uuid.UUID(int=1))),
+        ("boolean", "string", True, "true"),
+        ("any", "timestamp", Datetime(5), EPOCH + datetime.timedelta(seconds=5)),
+    ],
+)
+def test_declared_type_determines_the_column(kind: str, declared: str, value: Any, expected: Any) -> None:
+    column = Column("f", kind, declared=ColumnType.parse(declared))
+    assert typed(column, msgpack.pack(value), ColumnOptions(decimal_scale=1)) == expected
+
+
+@pytest.mark.parametrize("value", [10**3, -(10**3), Decimal("1000.0"), Decimal(10**30)])
+def test_decimal_of_more_digits_than_declared_is_a_misfit(value: Any) -> None:
+    slab = slab_of([insert([msgpack.pack(each)], lsn=n + 1, tsn=n + 1) for n, each in enumerate([999, value, -999])])
+    decoder, misfits = (
+        TypedDecoder([Column("f", "any", declared=ColumnType.parse("decimal(5,2)"))]),
+        list[FieldMisfits](),
+    )
+    batch = decoder.batch(slab, all_rows(slab), misfits)
+    assert batch.column("f").type == pa.decimal128(5, 2)
+    assert batch.column("f").to_pylist() == [Decimal("999.00"), None, Decimal("-999.00")]
+    assert [(each.rows.tolist(), each.reasons) for each in misfits] == [([1], ["too_precise"])]

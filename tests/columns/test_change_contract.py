@@ -57,7 +57,7 @@ def listed(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in table.select(names).to_pylist()]
 
 
-def test_a_space_has_its_fields_between_the_columns_of_every_change() -> None:
+def test_space_columns_are_between_the_columns_of_every_change() -> None:
     assert ChangeContract(UUID, ORDERS).schema.names == [*ALWAYS, "id", "name", "_extra", *BEHIND]
     assert ChangeContract(UUID).schema.names == [*ALWAYS, "_tuple", "_tuple_msgpack", *BEHIND]
 
@@ -81,7 +81,7 @@ def test_every_operation_fills_typed_columns() -> None:
     assert table.column("_key_msgpack").to_pylist()[2] == b"\x91\x02"
 
 
-def test_without_a_space_tuples_are_json_and_messagepack() -> None:
+def test_tuples_are_json_and_messagepack_without_a_space() -> None:
     table = changes(ChangeContract(UUID), *MIXED)
     table.validate(full=True)
     assert listed(table, "_operation", "_space", "_tuple", "_key", "_operations")[1:] == [
@@ -139,7 +139,7 @@ def test_spark_schema_equals_the_columns() -> None:
     )
 
 
-def test_choices_about_types_reach_the_columns() -> None:
+def test_column_options_determine_spark_types_and_values() -> None:
     space = SpaceDefinition(512, "t", fields=(FieldDefinition("id", "unsigned"), FieldDefinition("price", "decimal")))
     options = ColumnOptions(unsigned_as="decimal", decimal_scale=2)
     contract = ChangeContract(UUID, space, options, wanted=("id", "price"))
@@ -148,7 +148,7 @@ def test_choices_about_types_reach_the_columns() -> None:
     assert listed(table, "id", "price") == [(Decimal(2**64 - 1), Decimal("1.50"))]
 
 
-def test_contracts_travel_to_executors() -> None:
+def test_contract_can_be_pickled() -> None:
     contract = ChangeContract(UUID, ORDERS, ColumnOptions(decimal_scale=1), wanted=("id",))
     changes(contract, *MIXED)
     copy = pickle.loads(pickle.dumps(contract))
@@ -168,24 +168,24 @@ def test_sort_keys_are_optional_and_null_without_a_key() -> None:
     keys = dict(listed(table, "_lsn", "_sort_key"))
     assert keys[2] == keys[3] != keys[1]
     assert keys[8] == keys[10]
-    assert {lsn for lsn, key in keys.items() if key is None} == {7, 9, 11, 12}  # the last one found nothing
+    assert {lsn for lsn, key in keys.items() if key is None} == {7, 9, 11, 12}  # LSN 12 has a key of another index
     assert dict(listed(table, "_lsn", "_space_id")) | {7: 512, 9: 513, 11: 513} == dict(
         listed(table, "_lsn", "_space_id")
     )
     assert "_sort_key" not in ChangeContract(UUID).schema.names
 
 
-def test_tuples_of_a_space_can_be_had_beside_its_fields() -> None:
+def test_space_can_have_tuple_columns_besides_its_fields() -> None:
     table = changes(ChangeContract(UUID, ORDERS, wanted=("id", "_tuple", "_tuple_msgpack")), *MIXED)
     assert listed(table, "id", "_tuple", "_tuple_msgpack")[0] == (1, '[1,"one"]', b"\x92\x01\xa3one")
 
 
-def test_only_the_named_spaces_are_taken() -> None:
+def test_only_the_named_spaces_are_selected() -> None:
     contract = ChangeContract(UUID, wanted=("_lsn",), only=(513,))
     assert listed(changes(contract, *MIXED), "_lsn") == [(9,), (11,)]
 
 
-def test_rows_of_former_formats_fill_the_remaining_columns() -> None:
+def test_rows_of_former_formats_fill_columns_of_the_same_name_and_type() -> None:
     now = SpaceDefinition(
         512,
         "orders",
@@ -204,6 +204,6 @@ def test_rows_of_former_formats_fill_the_remaining_columns() -> None:
     assert pickle.loads(pickle.dumps(contract)) == contract
 
 
-def test_types_are_spelled_as_spark_does() -> None:
+def test_spark_types_are_spelled_as_by_spark() -> None:
     contract = ChangeContract(UUID, ORDERS, ColumnOptions(unsigned_as="decimal"), wanted=("id", "_commit_timestamp"))
     assert contract.spark_types == [("id", "decimal(38,0)"), ("_commit_timestamp", "timestamp")]

@@ -1,4 +1,4 @@
-"""Images: each change as the tuples before and after it, if an archive kept them."""
+"""Images: each change as the tuples before and after it, from archives with images."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def changes(images: Images, space: Any = ORDERS) -> pa.Table:
     return table
 
 
-def test_full_has_the_tuples_before_and_after_each_change() -> None:
+def test_full_images_have_the_tuples_before_and_after_each_change() -> None:
     table = changes("full").select(["_lsn", "_operation", "_change_type", "id", "name", "_extra"])
     assert [tuple(each.values()) for each in table.to_pylist()] == [
         (1, "insert", "insert", 1, "one", None),
@@ -74,7 +74,7 @@ def test_full_has_the_tuples_before_and_after_each_change() -> None:
     ]
 
 
-def test_post_has_the_tuple_that_each_change_left_or_took() -> None:
+def test_post_images_have_the_tuple_after_each_change_or_the_deleted_one() -> None:
     table = changes("post")
     assert table.column_names[:3] == ["_operation", "_change_type", "_commit_version"]
     assert table.column("_lsn").to_pylist() == [1, 2, 3, 4, 5, 6, 9]
@@ -82,11 +82,11 @@ def test_post_has_the_tuple_that_each_change_left_or_took() -> None:
     assert set(table.column("_commit_version").to_pylist()) == {9}
 
 
-def test_without_a_space_images_are_tuples() -> None:
+def test_images_are_tuples_without_a_space() -> None:
     tuples = changes("full", None).column("_tuple").to_pylist()
     assert tuples[2:5] == ['[1,"one"]', '[1,"eins","more"]', '[1,"eins","more"]']
 
 
 @pytest.mark.parametrize("images", ["post", "full"])
-def test_operations_are_not_repeated_beside_images(images: Images) -> None:
+def test_operations_are_omitted_if_there_are_images(images: Images) -> None:
     assert not any(changes(images).column("_operations").to_pylist())

@@ -1,4 +1,4 @@
-"""Pieces as batches of one schema: definitions put together, names of spaces, and columns as text."""
+"""Pieces as batches of one schema: merged definitions, names of spaces, and columns as text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flowstone.columns import column_kernels
+from flowstone.columns import column_limits
 from flowstone.columns.arrow_columns import ColumnError, ColumnOptions
-from flowstone.columns.log_batches import ColumnConflict, GenericShape, TypedShape, text_batch
+from flowstone.columns.log_batches import ColumnConflict, GenericShape, TypedShape, json_of_messagepack, text_batch
 from flowstone.history.log_reading import Piece, Reading
 from flowstone.history.selection import Selection
 from flowstone.iproto.constants import RequestType
 from flowstone.outside import production
+from flowstone.text.json_plain import JsonError
 from flowstone.text.row_table import UnknownColumn
 from tests.history.logs import Log
 
@@ -51,14 +52,14 @@ def test_columns_of_all_definitions_are_merged(log: Log) -> None:
     assert typed(log, TypedShape()).column_names[-6:-1] == ["note", "_extra", "_key", "_operations", "_index_id"]
 
 
-def test_conflicting_types_of_one_column_are_an_error(log: Log) -> None:
+def test_conflicting_types_of_a_column_raise_an_error(log: Log) -> None:
     alter(log, ("id", "string"))
     log.insert(512, "x")
     with pytest.raises(ColumnConflict, match="column 'id' is int64 in one definition"):
         TypedShape().schema(pieces(log))
 
 
-def test_options_reach_the_decoder(log: Log) -> None:
+def test_typed_shape_passes_its_options_to_the_decoder(log: Log) -> None:
     table = typed(log, TypedShape(ColumnOptions(decimal_scale=2)))
     assert table.column("price").to_pylist() == [Decimal("1.50")]
 
@@ -68,7 +69,7 @@ def test_unknown_columns_are_rejected(log: Log) -> None:
         TypedShape(wanted=("nope",)).schema(pieces(log))
 
 
-def test_no_rows_give_an_empty_table(log: Log) -> None:
+def test_no_rows_yield_an_empty_table(log: Log) -> None:
     assert TypedShape().schema([]).names[:2] == ["_replica_id", "_lsn"]
 
 
@@ -80,7 +81,7 @@ def test_generic_rows_have_the_name_of_their_space(log: Log) -> None:
     assert rows == [{"lsn": 3, "space_id": 512, "space": "t"}, {"lsn": 4, "space_id": 999, "space": None}]
 
 
-def test_text_has_json_for_messagepack_and_base64_for_bytes(log: Log) -> None:
+def test_text_batch_has_json_for_messagepack_and_base64_for_bytes(log: Log) -> None:
     log.write((RequestType.UPDATE, {0x10: 512, 0x20: (1,), 0x21: (("=", 0, 2),)}))
     shape = TypedShape(wanted=("_type", "raw", "_key", "_operations"))
     found = pieces(log)
@@ -94,6 +95,12 @@ def test_text_has_json_for_messagepack_and_base64_for_bytes(log: Log) -> None:
 
 def test_strings_beyond_the_column_capacity_are_rejected(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     (batch, *_) = GenericShape().batches(pieces(log))
-    monkeypatch.setattr(column_kernels, "OFFSET_MAX", 10)
+    monkeypatch.setattr(column_limits, "OFFSET_MAX", 10)
     with pytest.raises(ColumnError, match="more than 2 GiB"):
         text_batch(batch)
+
+
+@pytest.mark.parametrize("values", [[b""], [b"\x01", b""], [b"", b"\x01"], [b"\xc0", b"\x92\x01"], [b"\xc1", None]])
+def test_bytes_that_are_not_one_value_have_no_json_text(values: list[bytes | None]) -> None:
+    with pytest.raises(JsonError):
+        json_of_messagepack(pa.array(values, pa.binary()))

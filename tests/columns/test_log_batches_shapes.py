@@ -1,4 +1,4 @@
-"""Record batches of a reading: the columns of a space as of its rows, and keys of rows without tuples."""
+"""Record batches of a reading: the columns of a space at the time of each row, and keys of rows without tuples."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def typed(path: str, space: int | str) -> list[pa.RecordBatch]:
     return list(map(TypedShape().batch, reading.pieces()))
 
 
-def test_each_batch_has_the_columns_of_its_time(tmp_path: Path) -> None:
+def test_each_batch_has_the_columns_of_its_definition(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "users", ("id", "unsigned"))
         log.insert(512, 1)
@@ -30,7 +30,7 @@ def test_each_batch_has_the_columns_of_its_time(tmp_path: Path) -> None:
     assert after.select(["id", "name", "_extra"]).to_pylist() == [{"id": 2, "name": "Ann", "_extra": '["more"]'}]
 
 
-def test_a_delete_shows_its_key_in_the_columns_of_the_primary_key(tmp_path: Path) -> None:
+def test_delete_has_its_key_in_the_columns_of_the_primary_key(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "users", ("id", "unsigned"), ("name", "string"))
         log.delete(512, 7)
@@ -45,7 +45,7 @@ def test_rows_of_an_undefined_space_have_only_extra_fields(tmp_path: Path) -> No
     assert batch.column("_extra").to_pylist() == ['[1,"x"]']
 
 
-def test_the_generic_shape_keeps_messagepack(tmp_path: Path) -> None:
+def test_generic_shape_preserves_messagepack(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.insert(600, 1, "x")
         log.delete(600, 1)

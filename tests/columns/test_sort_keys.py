@@ -1,4 +1,4 @@
-"""Keys of many tuples: equal to those of the engine's encoders, compiled or not, in the order of its index."""
+"""Sort keys of many tuples: equal to those of the engine, compiled and interpreted, in index order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FILLING = (
 
 @st.composite
 def keyed(draw: st.DrawFn) -> tuple[SpaceDefinition, list[tuple[Any, ...]]]:
-    """A space and tuples that fit its key, whose parts stand in any order among other fields."""
+    """Draw a space and tuples that fit its key, whose parts are in any order among other fields."""
     count = draw(st.integers(1, 4))
     fields = draw(st.permutations(range(5)))[:count]
     parts = tuple(IndexPart(field, draw(st.sampled_from(sorted(VALUES)))) for field in fields)
@@ -77,7 +77,7 @@ def keyed(draw: st.DrawFn) -> tuple[SpaceDefinition, list[tuple[Any, ...]]]:
 
 
 def engine_key(space: SpaceDefinition, values: tuple[Any, ...]) -> bytes:
-    """Of an index with another part in front: then the engine joins encodings, whatever the parts are."""
+    """Return the key of an index with another part in front, which the engine encodes for all types of parts."""
     assert space.primary_key is not None
     front = IndexPart(len(values), "boolean")
     index = IndexDefinition(512, 0, "pk", "tree", True, (front, *space.primary_key.parts))
@@ -88,7 +88,7 @@ def engine_key(space: SpaceDefinition, values: tuple[Any, ...]) -> bytes:
 
 @given(keyed())
 @settings(max_examples=300, deadline=None)
-def test_keys_are_the_engines_own(case: tuple[SpaceDefinition, list[tuple[Any, ...]]]) -> None:
+def test_sort_keys_equal_those_of_the_engine(case: tuple[SpaceDefinition, list[tuple[Any, ...]]]) -> None:
     space, rows = case
     assert space.primary_key is not None
     expected = [engine_key(space, row) for row in rows]
@@ -106,7 +106,7 @@ def test_doubles_sort_as_in_an_index_of_doubles(values: list[float]) -> None:
             assert (a < b, a == b) == (a_alone < b_alone, a_alone == b_alone)
 
 
-def test_numbers_of_all_kinds_are_equal_where_their_values_are() -> None:
+def test_equal_numbers_of_all_types_have_equal_keys() -> None:
     space = space_of(IndexPart(0, "number"))
     single = b"\x91\xca" + struct.pack(">f", 5.0)
     signed = b"\x91\xd3" + (5).to_bytes(8, "big")
@@ -121,7 +121,7 @@ def test_collation_decides_equality() -> None:
     assert a == b"\x80" + Collation(2, "unicode_ci", options={"strength": "primary"}).sort_key("strasse")
 
 
-def test_collations_of_users_are_given() -> None:
+def test_user_collation_must_be_passed() -> None:
     space = space_of(IndexPart(0, "string", collation=300))
     values = packed([("a",), ("A",)])
     with pytest.raises(WrongKey, match="unknown collation 300"):
@@ -131,7 +131,7 @@ def test_collations_of_users_are_given() -> None:
     assert a == b
 
 
-def test_binary_collation_is_no_collation() -> None:
+def test_binary_collation_yields_the_keys_without_a_collation() -> None:
     plain, none = space_of(IndexPart(0, "string")), space_of(IndexPart(0, "string", collation=0))
     values = packed([("a\x00b",), ("",)])
     assert (
@@ -141,14 +141,14 @@ def test_binary_collation_is_no_collation() -> None:
     )
 
 
-def test_a_path_leads_into_documents_of_tuples_and_not_into_keys() -> None:
+def test_path_applies_to_tuples_but_not_to_keys() -> None:
     space = space_of(IndexPart(1, "unsigned", path="a.b"))
     expected = [key_encoding.encode_integer(7)]
     assert sort_keys(space, packed([(1, {"a": {"b": 7}})])).to_pylist() == expected
     assert sort_keys_of_keys(space, packed([(7,)])).to_pylist() == expected
 
 
-def test_slices_nulls_and_wide_arrays() -> None:
+def test_sort_keys_of_slices_nulls_and_large_arrays() -> None:
     space = space_of(IndexPart(0, "unsigned"))
     whole = packed([(1,), (2,), None, (4,), None])
     expected = [None if value is None else key_encoding.encode_integer(value) for value in (1, 2, None, 4, None)]
@@ -159,7 +159,7 @@ def test_slices_nulls_and_wide_arrays() -> None:
     assert sort_keys(space, whole).type == pa.binary()
 
 
-def test_a_space_without_a_primary_key_has_no_keys() -> None:
+def test_space_without_a_primary_key_has_no_keys() -> None:
     assert sort_keys(SpaceDefinition(512, "s"), packed([(1,)])).to_pylist() == [None]
 
 
@@ -169,7 +169,17 @@ def test_error_names_the_space_of_a_value_that_does_not_fit(raw: bytes) -> None:
         sort_keys(space_of(IndexPart(0, "unsigned")), pa.array([raw]))
 
 
-def test_a_uuid_that_is_written_the_long_way() -> None:
+def test_uuid_with_a_long_extension_header_has_the_same_key() -> None:
     value = uuid.UUID(int=5)
     raw = b"\x91\xc7\x10\x02" + value.bytes
     assert sort_keys(space_of(IndexPart(0, "uuid")), pa.array([raw])).to_pylist() == [key_encoding.encode_uuid(value)]
+
+
+def test_parts_on_one_field_each_encode_it() -> None:
+    """A server rejects an index with two parts on one field, but a file may define one."""
+    space = space_of(*(IndexPart(0, "string") for _ in range(5)))
+    tuples = packed([("\0" * 5000,), ("x" * 5000,)])
+    assert sort_keys(space, tuples).to_pylist() == [
+        5 * (b"\x80" + b"\0\xff" * 5000 + b"\0\0"),
+        5 * (b"\x80" + b"x" * 5000 + b"\0\0"),
+    ]

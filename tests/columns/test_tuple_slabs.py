@@ -1,4 +1,4 @@
-"""Arrays of tuples as slabs: every layout of Arrow gives the same rows."""
+"""Arrays of tuples as slabs: every Arrow layout yields the same rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a case is: the spaces it needs, the requests it sends, and how the constructors of the table spell them.
+"""The type of a case: the spaces it needs and the requests it sends, with constructors for the table.
 
-A case runs on a server that holds nothing but its own spaces; the first of them is number 512 and is called
-`test`. Everything here is data; `target.py` carries it out.
+A case runs on a server that has only the spaces of the case; the first is number 512, named `test`. Cases are data;
+`target.py` runs them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SPACE, _INDEX, _SEQUENCE, _SPACE_SEQUENCE, _FUNC, _USER, _PRIV, _TRUNCATE = 280
 
 @dataclass(frozen=True)
 class Request:
-    """One request. `payload` replaces header and body, `data` the packet's length too; both go out as they are."""
+    """One request. `payload` replaces header and body, `data` also the length of the packet; sent unchanged."""
 
     type: int = 0
     body: Any = field(default_factory=dict)
@@ -35,16 +35,16 @@ class Request:
     schema_version: int | None = None
     payload: bytes | None = None
     data: bytes | None = None
-    unordered: bool = False  # the tuples of the reply may come in any order
+    unordered: bool = False  # the tuples of the reply may be in any order
 
     def by(self, user: str) -> Request:
-        """The same, sent over a connection of `user`. That of `guest` does not authenticate."""
+        """Return the request, to be sent over a connection of `user`; that of `guest` does not authenticate."""
         return dataclasses.replace(self, user=user)
 
 
 @dataclass(frozen=True)
 class Index:
-    """A row of `_index`, without the numbers of space and index."""
+    """Return a row of `_index`, without the ids of space and index."""
 
     name: str
     type: str
@@ -67,7 +67,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Case:
-    """`before` prepares, its replies are not looked at but must be successes; those to `requests` are compared."""
+    """The requests in `before` must succeed; the replies to `requests` are compared."""
 
     name: str
     requests: tuple[Request, ...]
@@ -82,7 +82,7 @@ def group(
     *,
     before: Sequence[Request] = (),
 ) -> list[Case]:
-    """Cases that share their spaces: what they do, and the request or requests that do it."""
+    """Return cases that share their spaces: for each a name, and its request or requests."""
     shared = (spaces,) if isinstance(spaces, Space) else tuple(spaces)
     return [
         Case(f"{name}: {edge}", tuple(requests) if isinstance(requests, list) else (requests,), shared, tuple(before))
@@ -94,17 +94,17 @@ def group(
 
 
 def tree(*parts: Any, name: str = "", unique: bool = True, **options: Any) -> Index:
-    """A TREE index; a part is a (field, type) pair or a map made by `part`."""
+    """Return a TREE index; a part is a (field, type) pair or a map made by `part`."""
     return Index(name, "tree", _alike(parts), {"unique": unique, **options})
 
 
 def hashed(*parts: Any, name: str = "", unique: bool = True) -> Index:
-    """A HASH index."""
+    """Return a HASH index."""
     return Index(name, "hash", _alike(parts), {"unique": unique})
 
 
 def _alike(parts: Sequence[Any]) -> list[Any]:
-    """A server takes pairs or maps, not both in one index."""
+    """Return the parts as a server expects them: pairs or maps, not both in one index."""
     if not any(isinstance(item, dict) for item in parts):
         return list(parts)
     return [item if isinstance(item, dict) else part(*item) for item in parts]
@@ -126,7 +126,7 @@ BY_NAME = tree((0, "string"), name="pk")
 
 
 def _body(**fields: Any) -> dict[Key, Any]:
-    """A body in which what is None is left out."""
+    """Return a body without the keys that are None."""
     return {Key[key.upper()]: value for key, value in fields.items() if value is not None}
 
 
@@ -157,7 +157,7 @@ def delete(key: Any, *, space: Any = SPACE, index: Any = None) -> Request:
 
 
 def update(key: Any, *operations: Any, space: Any = SPACE, index: Any = None, base: Any = None) -> Request:
-    """Each operation is a list; positions count from `base`, which is 0 unless given."""
+    """Return an UPDATE. Each operation is a list; fields count from `base`, by default 0."""
     body = _body(space_id=space, index_id=index, index_base=base, key=key, tuple=list(operations))
     return Request(RequestType.UPDATE, body)
 
@@ -171,7 +171,7 @@ def call(function: Any, *arguments: Any) -> Request:
 
 
 def request(type: int, **fields: Any) -> Request:
-    """Any request, by the names of its body's keys."""
+    """Return any request, given the names of the keys of its body."""
     return Request(type, _body(**fields))
 
 
@@ -233,7 +233,7 @@ def create_user(
     owner: int = 1,
     more: Sequence[Any] = (),
 ) -> Request:
-    """`more` are the fields that servers have added since 2.6."""
+    """Return a row; `more` has the fields that servers have added since 2.6."""
     auth = {} if password_hash is None else {"chap-sha1": password_hash}
     return insert([id, owner, name, type, auth, *more], space=_USER)
 

@@ -1,4 +1,4 @@
-"""The servers that clients are tried on: a node in each dialect, and the real one, by which a test is checked."""
+"""The servers for client tests: a node in each dialect, and the real server, which validates the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conformance.servers import REAL_SETUP
 def library(
     request: pytest.FixtureRequest, tarantool: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Library]:
-    """Books on each kind of server in turn."""
+    """Yield the library on each kind of server in turn."""
     kind, dialect = request.param.split("-")
     directory = tmp_path_factory.mktemp(kind)
     if kind == "server":

@@ -1,4 +1,6 @@
-"""Where a node answers differently from the real 2.6.0 on purpose, and why. Nothing else may differ."""
+"""Deliberate differences between the replies of a node and of the real 2.6.0, with reasons. No other difference is
+allowed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Difference:
-    """`ours` is how the node's first reply begins."""
+    """`ours` is the beginning of the node's first reply."""
 
     reason: str
     ours: str

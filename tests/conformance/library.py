@@ -1,4 +1,4 @@
-"""A small library of books on a server, for the tests of clients: spaces, a reader with few rights, and who runs it."""
+"""A small library of books on a server, for client tests: spaces, an administrator, and a restricted reader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RIGHTS = (
 
 @dataclass(frozen=True)
 class Library:
-    """A server with the books on it. `version` is that of its greeting."""
+    """A server with the books; `version` is that of its greeting."""
 
     port: int
     version: tuple[int, int, int]
@@ -56,7 +56,7 @@ class Library:
         return self.version >= (2, 11, 0)
 
     def run(self, *requests: Request) -> list[Any]:
-        """Carries out requests as the super user, each of which must succeed."""
+        """Run requests as the super user; each must succeed."""
         client = Client(self.port)
         try:
             client.authenticate(self.user, self.password)
@@ -69,11 +69,11 @@ class Library:
 
 
 def open_library(port: int, *, is_node: bool) -> Library:
-    """Fills the server; then it can be visited."""
+    """Create the spaces, users and books on the server."""
     client = Client(port)
     version = client.greeting.version
     client.close()
     library = Library(port, version, is_node)
-    more = [[], 0] if library.version >= (2, 11, 0) else []  # earlier passwords, and when the user was changed
+    more = [[], 0] if library.version >= (2, 11, 0) else []  # earlier passwords, and the time of the last change
     library.run(*SETUP, create_user(40, READER, password_hash(READER), more=more), *RIGHTS)
     return library

@@ -1,6 +1,6 @@
-"""A reply in the form in which two servers' replies are compared: field by field, tuples byte by byte.
+"""A reply in a form that can be compared between servers: field by field, tuples byte by byte.
 
-Left out is what may differ: sync, schema version, the place in the source that an error names.
+Values that may differ are omitted: sync, schema version, the source location in an error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from flowstone.iproto.constants import TYPE_ERROR, Key
 from flowstone.iproto.msgpack import MessagePackError, error_stack, unpack
 from flowstone.iproto.packet import decode_response
 
-# In the text of error 109, where the real server has its own version and that of the request in each other's place.
+# In the text of error 109 the real server swaps its own version and that of the request.
 _SCHEMA_VERSIONS = re.compile(r"current: \d+, in request: \d+")
 
 
 @dataclass(frozen=True)
 class ErrorEntry:
-    """One error of a stack; `keys` are those of its map, in their order."""
+    """One error of a stack; `keys` are the keys of its map, in order."""
 
     type: str
     message: str
@@ -34,7 +34,7 @@ class ErrorEntry:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back. `header` has each key with the width of its value; `rest` is the body besides DATA."""
+    """One reply. `header` has each key with the width of its value; `rest` is the body without DATA."""
 
     code: int = 0  # 0 is a success
     message: str = ""
@@ -71,7 +71,7 @@ def read_reply(packet: bytes) -> Reply:
 
 
 def _items(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Keys of a map with the bytes of their values."""
+    """Return the keys of a map with the bytes of their values."""
     unpacker = msgpack.Unpacker(raw=True, strict_map_key=False)
     unpacker.feed(data)
     for _ in range(unpacker.read_map_header()):
@@ -82,7 +82,7 @@ def _items(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _elements(data: bytes) -> Iterator[bytes]:
-    """The bytes of each element of an array."""
+    """Return the bytes of each element of an array."""
     unpacker = msgpack.Unpacker(raw=True, strict_map_key=False)
     unpacker.feed(data)
     for _ in range(unpacker.read_array_header()):

@@ -1,4 +1,4 @@
-"""The two servers that a case is run against: the real Tarantool and `flowstone serve`, each as a process."""
+"""The two servers on which cases run, each as a process: the real Tarantool and `flowstone serve`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A server under test, as the table sees it: carries out a case and says what came back.
+"""A server under test: runs a case and returns the replies.
 
-Works over IPROTO alone and knows no difference between the real server and a node. After each case the system
-spaces are put back to what they held before, row by row.
+Uses only IPROTO, and does not distinguish the real server from a node. After each case the system spaces are restored
+row by row.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Target:
         self._admin.close()
 
     def run(self, case: Case) -> list[Reply]:
-        """The replies to the case's requests, then the content of each of its spaces by each of its indexes."""
+        """Return the replies to the requests of the case, then the content of each of its spaces by each index."""
         with self._prepared(case) as clients:
             return [self._answer(request, clients) for request in (*case.requests, *_contents(case))]
 
@@ -78,7 +78,7 @@ class Target:
 
     @contextmanager
     def _prepared(self, case: Case) -> Iterator[dict[str, Client]]:
-        """Spaces for the case, and its connections by their users; all is put back afterwards."""
+        """Create the spaces of the case, and yield its connections by user; restore the server afterwards."""
         clients: dict[str, Client] = {}
         try:
             for request in (*_set_up(case), *case.before):
@@ -110,7 +110,7 @@ class Target:
             return CLOSED
 
     def _comparable(self, reply: Reply, request: Request) -> Reply:
-        """The reply without the UUIDs, of which every server has its own, and sorted where it has no order."""
+        """Return the reply without UUIDs, which differ between servers, and sorted if it has no order."""
         if reply.data is None:
             return reply
         data = list(reply.data)
@@ -131,7 +131,7 @@ class Target:
         return uuid.encode()
 
     def _rows(self, space: int) -> dict[bytes, bytes]:
-        """The tuples of a system space by their encoded primary keys."""
+        """Return the tuples of a system space by their encoded primary keys."""
         reply = self._must(select([], ALL, space=space), self._admin)
         fields = KEY_FIELDS.get(space, (0,))
         rows = {}
@@ -164,7 +164,9 @@ def _set_up(case: Case) -> Iterator[Request]:
 
 
 def _contents(case: Case) -> Iterator[Request]:
-    """After the case: all tuples of its spaces. A space that the case has dropped is an error to both servers."""
+    """Return requests for all tuples of the spaces after the case. A space that the case dropped is an error on both
+    servers.
+    """
     for id, space in enumerate(case.spaces, SPACE):
         for number, index in enumerate(space.indexes):
             if index.type in ("tree", "hash"):

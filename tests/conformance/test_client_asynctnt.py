@@ -1,4 +1,4 @@
-"""asynctnt at work on a node, and on the real server, which says whether it works rightly; streams: see beside."""
+"""asynctnt on a node, and on the real server, which validates the tests. Streams: `test_client_asynctnt_streams.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def connection(library: Library) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def loans(library: Library, connection: Any) -> Any:
-    """A connection, with the space `loans` empty."""
+    """Yield a connection; the space `loans` is empty."""
     library.run(truncate(LOANS))
     return connection
 
@@ -42,7 +42,7 @@ def rows(response: Any) -> list[list[Any]]:
     return [list(row) for row in response.body]
 
 
-async def test_connects_and_knows_the_server(library: Library, connection: Any) -> None:
+async def test_client_connects_and_reads_the_version(library: Library, connection: Any) -> None:
     assert connection.version == library.version
     assert connection.is_fully_connected
     assert (await connection.ping()).code == 0
@@ -56,7 +56,7 @@ async def test_wrong_password_is_rejected(library: Library) -> None:
     assert (caught.value.code, caught.value.message) == (47, "Incorrect password supplied for user 'first'")
 
 
-async def test_loads_the_schema_and_names_the_fields(connection: Any) -> None:
+async def test_client_loads_the_schema_and_names_the_fields(connection: Any) -> None:
     space = connection.schema.spaces["books"]
     assert (space.sid, space.name) == (512, "books")
     assert [space.indexes[number].name for number in range(3)] == ["primary", "title", "year"]
@@ -77,11 +77,13 @@ async def test_loads_the_schema_and_names_the_fields(connection: Any) -> None:
         ([[4]], {"iterator": Order.LE, "limit": 3}, [4, 3, 2]),
     ],
 )
-async def test_selects(connection: Any, arguments: list[Any], options: dict[str, Any], expected: list[int]) -> None:
+async def test_select_returns_matching_tuples(
+    connection: Any, arguments: list[Any], options: dict[str, Any], expected: list[int]
+) -> None:
     assert [row[0] for row in rows(await connection.select("books", *arguments, **options))] == expected
 
 
-async def test_writes(loans: Any) -> None:
+async def test_every_kind_of_write(loans: Any) -> None:
     assert rows(await loans.insert("loans", [1, "ann", 3])) == [[1, "ann", 3]]
     assert rows(await loans.replace("loans", [1, "bob", 4])) == [[1, "bob", 4]]
     assert rows(await loans.update("loans", [1], [["+", 2, 10], ["=", 1, "cid"]])) == [[1, "cid", 14]]
@@ -92,7 +94,7 @@ async def test_writes(loans: Any) -> None:
     assert rows(await loans.delete("loans", [1])) == []
 
 
-async def test_writes_by_field_names(library: Library, connection: Any) -> None:
+async def test_writes_by_field_name(library: Library, connection: Any) -> None:
     written = await connection.replace("books", {"id": 7, "title": "Middlemarch", "year": 1871})
     assert rows(written) == [[7, "Middlemarch", 1871, None]]
     assert rows(await connection.update("books", [7], [["+", "year", 1]])) == [[7, "Middlemarch", 1872, None]]
@@ -117,7 +119,7 @@ async def test_values_of_every_type_round_trip(loans: Any) -> None:
     assert rows(await loans.select("loans", [1])) == [row]
 
 
-async def test_a_thousand_requests_in_flight_are_each_answered(loans: Any) -> None:
+async def test_thousand_requests_in_flight_are_all_answered(loans: Any) -> None:
     await asyncio.gather(*(loans.insert("loans", [number, "x" * number]) for number in range(1000)))
     found = await asyncio.gather(*(loans.select("loans", [number]) for number in range(1000)))
     assert [rows(response)[0][0] for response in found] == list(range(1000))

@@ -1,4 +1,4 @@
-"""Streams and transactions of asynctnt, on a node of the dialect that has them."""
+"""Streams and transactions of asynctnt, on a node of dialect 2.11."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def connect(library: Library) -> Any:
 
 @pytest.fixture
 async def connection(library: Library) -> AsyncIterator[Any]:
-    """With the space `loans` empty."""
+    """Yield a connection; the space `loans` is empty."""
     library.run(truncate(LOANS))
     opened = await connect(library)
     yield opened
@@ -50,7 +50,7 @@ async def test_commit_on_a_stream_is_visible_to_others(connection: Any) -> None:
     assert rows(await connection.select("loans")) == [[1, "bob"]]
 
 
-async def test_a_stream_takes_everything_back(connection: Any) -> None:
+async def test_rollback_on_a_stream_undoes_everything(connection: Any) -> None:
     await connection.insert("loans", [1, "ann"])
     stream = connection.stream()
     await stream.begin()
@@ -73,7 +73,7 @@ async def test_failed_statement_does_not_change_its_transaction(connection: Any)
     assert rows(await connection.select("loans")) == [[1, "ann"], [2, "bob"]]
 
 
-async def test_the_first_to_commit_wins(connection: Any) -> None:
+async def test_first_commit_wins_on_streams(connection: Any) -> None:
     await connection.insert("loans", [1, 10])
     first, second = connection.stream(), connection.stream()
     await first.begin()
@@ -115,7 +115,9 @@ async def test_transaction_that_times_out_is_rolled_back(connection: Any) -> Non
     assert rows(await connection.select("loans")) == []
 
 
-async def test_a_lost_connection_takes_its_transactions_back(library: Library, connection: Any) -> None:
+async def test_transactions_of_a_lost_connection_are_rolled_back_by_the_server(
+    library: Library, connection: Any
+) -> None:
     other = await connect(library)
     stream = other.stream()
     await stream.begin()

@@ -1,6 +1,6 @@
-"""net.box, the real server's own client, run in the real binary: it sees of a node what it sees of the real server.
+"""net.box, the client of the real server, run in the real binary: a node must look like the real server.
 
-`net_box.lua` prints a line for each thing it does. What a real server's library makes it print is what a node's must.
+`net_box.lua` prints a line for each action. Its output must be the same for the library on a real server and on a node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCRIPT_SECONDS = 60
 
 
 def visit(library: Library, directory: Path) -> list[str]:
-    """What the script prints about a library."""
+    """Return the output of the script for a library."""
     major, minor, patch = library.version
     environment = {
         "LIBRARY": f"{library.user}:{library.password}@127.0.0.1:{library.port}",
@@ -46,7 +46,7 @@ def visit(library: Library, directory: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(tarantool: Any, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What the script prints about the real server."""
+    """Return the output of the script for the real server."""
     directory = tmp_path_factory.mktemp("server")
     with tarantool.serve(directory, setup=REAL_SETUP) as server:
         return visit(open_library(server.port, is_node=False), directory)
@@ -56,14 +56,14 @@ def expected(tarantool: Any, tmp_path_factory: pytest.TempPathFactory) -> list[s
 def seen(
     request: pytest.FixtureRequest, expected: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
-    """What it prints about a node."""
+    """Return the output of the script for a node."""
     directory = tmp_path_factory.mktemp("node")
     with served_node.serve(directory, dialect=request.param) as node:
         yield visit(open_library(node.port, is_node=True), directory)
 
 
 def test_script_output_is_as_expected(expected: list[str]) -> None:
-    """A script that saw nothing but errors would agree with itself everywhere."""
+    """Guard against a vacuous test: a script that only gets errors prints the same on every server."""
     lines = dict(line.split(": ", 1) for line in expected)
     assert lines["state"] == '["active","Binary",true,true,true,"nil"]'
     assert lines["iterator GE"] == '[[[3,"Walden",1854],[4,"Dubliners",1914],[2,"Ulysses",1922]]]'

@@ -1,4 +1,4 @@
-"""The official connector `tarantool` at work on a node, and on the real server, which says whether it works rightly."""
+"""The official connector `tarantool` on a node, and on the real server, which validates the tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def connection(library: Library) -> Iterator[Any]:
 
 @pytest.fixture
 def loans(library: Library, connection: Any) -> Any:
-    """A connection, with the space `loans` empty."""
+    """Yield a connection; the space `loans` is empty."""
     library.run(truncate(LOANS))
     return connection
 
@@ -50,7 +50,7 @@ def test_connection_reports_the_server_version(library: Library, connection: Any
     assert isinstance(connection.uuid, uuid.UUID)
 
 
-def test_connects_as_guest(library: Library) -> None:
+def test_client_connects_as_guest(library: Library) -> None:
     guest = connect(library, user=None, password=None)
     assert guest.ping() > 0
     with pytest.raises(DatabaseError, match="Read access to space 'books' is denied for user 'guest'"):
@@ -58,7 +58,7 @@ def test_connects_as_guest(library: Library) -> None:
     guest.close()
 
 
-def test_features_are_those_of_the_dialect(library: Library, connection: Any) -> None:
+def test_server_has_the_features_of_the_dialect(library: Library, connection: Any) -> None:
     if library.has_streams:
         assert connection._server_protocol_version == 6
         assert connection._server_features == [0, 1, 2, 3, 4, 5, 6]
@@ -76,7 +76,7 @@ def test_wrong_password_is_rejected(library: Library, password: str) -> None:
     assert "47" in str(caught.value)
 
 
-def test_loads_the_schema(library: Library, connection: Any) -> None:
+def test_client_loads_the_schema(library: Library, connection: Any) -> None:
     space = connection.schema.get_space("books")
     assert (space.sid, space.name) == (512, "books")
     assert connection.schema.get_index("books", "year").iid == 2
@@ -87,7 +87,7 @@ def test_loads_the_schema(library: Library, connection: Any) -> None:
         connection.schema.get_index("books", "nothing")
 
 
-def test_user_with_few_rights_sees_only_granted_spaces(library: Library) -> None:
+def test_user_with_few_privileges_sees_only_granted_spaces(library: Library) -> None:
     reader = connect(library, user=READER, password=READER_PASSWORD)
     assert reader.select("books", 1).data == [ROWS[0]]
     with pytest.raises(SchemaError):
@@ -116,11 +116,11 @@ def test_user_with_few_rights_sees_only_granted_spaces(library: Library) -> None
         ({}, [1, 2, 3, 4]),
     ],
 )
-def test_selects(connection: Any, options: dict[str, Any], expected: list[int]) -> None:
+def test_select_returns_matching_tuples(connection: Any, options: dict[str, Any], expected: list[int]) -> None:
     assert [row[0] for row in connection.select("books", **options)] == expected
 
 
-def test_writes(loans: Any) -> None:
+def test_every_kind_of_write(loans: Any) -> None:
     assert loans.insert("loans", (1, "ann", 3)).data == [[1, "ann", 3]]
     assert loans.replace("loans", (1, "bob", 4)).data == [[1, "bob", 4]]
     assert loans.update("loans", 1, [("+", 2, 10), ("=", 1, "cid"), ("!", 3, "new")]).data == [[1, "cid", 14, "new"]]
@@ -181,7 +181,7 @@ def test_errors_have_code_text_and_class(
     assert error.prev is None
 
 
-def test_reads_again_after_the_schema_has_changed(library: Library, connection: Any) -> None:
+def test_client_reads_the_schema_again_after_a_change(library: Library, connection: Any) -> None:
     library.run(create_space(600, "later"), create_index([[0, "string"]], space=600, name="primary"))
     assert connection.insert("later", ("a",)).data == [["a"]]
     library.run(alter_space(512, "tomes", format=BOOKS_FORMAT))
@@ -212,20 +212,20 @@ def test_node_rejects_lua_and_sql_with_one_sentence(library: Library, connection
     assert connection.ping() > 0
 
 
-def test_mesh_of_one_server_works(library: Library) -> None:
+def test_client_accepts_a_mesh_of_one_server(library: Library) -> None:
     mesh = connector.MeshConnection("127.0.0.1", library.port, user=library.user, password=library.password)
     assert mesh.select("books", 1).data == [ROWS[0]]
     mesh.close()
 
 
-def test_the_database_interface_of_python_connects(library: Library) -> None:
+def test_db_api_connects(library: Library) -> None:
     opened = connector.connect("127.0.0.1", library.port, user=library.user, password=library.password)
     assert opened.ping() > 0
     opened.close()
 
 
-def test_a_hash_index_is_read_in_pieces(library: Library, connection: Any) -> None:
-    """Each piece begins behind the last key of the one before; the order is the server's own."""
+def test_hash_index_is_read_in_pages(library: Library, connection: Any) -> None:
+    """Each page begins after the last key of the previous one, in the order of the server."""
     shelves = 601
     library.run(create_space(shelves, "shelves"), create_index([[0, "unsigned"]], space=shelves, type="hash"))
     try:

@@ -1,6 +1,6 @@
-"""Every case of the table, against the real Tarantool 2.6 and against a node: the replies are the same.
+"""Every case of the table, on the real Tarantool 2.6 and on a node: the replies are the same.
 
-What differs on purpose is in `exceptions.py`, each with its reason and with what the node says instead.
+Deliberate differences are in `exceptions.py`, each with its reason and the reply of the node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def described(case: Case, replies: list[Reply]) -> list[str]:
-    """Replies as text, each after what it answers: a failure is then read line by line."""
+    """Return replies as text, each after its request, so that a failure shows a readable diff."""
     asked = [f"request {number}" for number in range(1, len(case.requests) + 1)]
     asked += [f"content {number}" for number in range(1, len(replies) - len(case.requests) + 1)]
     return [f"{what}: {reply}" for what, reply in zip(asked, replies, strict=True)]
@@ -42,7 +42,7 @@ def described(case: Case, replies: list[Reply]) -> list[str]:
 @pytest.mark.parametrize(
     "case", [case for case in ALL_CASES if case.name not in EXCEPTIONS], ids=lambda case: case.name
 )
-def test_the_node_replies_as_the_real_server(case: Case, real: Target, node: Target) -> None:
+def test_node_replies_like_the_real_server(case: Case, real: Target, node: Target) -> None:
     theirs, ours = real.run(case), node.run(case)
     assert described(case, ours) == described(case, theirs)
     assert ours == theirs
@@ -69,13 +69,13 @@ def test_documented_differences_of_the_node_exist(case: Case, real: Target, node
     assert str(ours[0]).startswith(EXCEPTIONS[case.name].ours), f"{ours[0]} where the real server says {theirs[0]}"
 
 
-def test_the_table_is_large_and_each_case_is_its_own() -> None:
+def test_table_is_large_and_has_no_duplicate_cases() -> None:
     names = [case.name for case in ALL_CASES]
     assert len(names) == len(set(names))
     contents = {(str(case.spaces), str(case.before), str(case.requests)) for case in ALL_CASES}
-    assert len(contents) == len(ALL_CASES), "two cases do the same"
+    assert len(contents) == len(ALL_CASES), "two cases are equal"
     assert len(ALL_CASES) - len(EXCEPTIONS) >= 300
 
 
-def test_every_exception_is_a_case() -> None:
+def test_every_exception_names_a_case() -> None:
     assert sorted(EXCEPTIONS.keys() - {case.name for case in ALL_CASES}) == []

@@ -1,6 +1,6 @@
-"""A blocking IPROTO client that sends any bytes, broken ones too, and keeps replies as they came.
+"""A blocking IPROTO client that sends any bytes, valid or not, and keeps replies as received.
 
-Values are encoded by `encode`: `Raw` stands for bytes of MessagePack that no encoder would write.
+Values are encoded by `encode`; `Raw` has bytes of MessagePack that no encoder would write.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ ANSWER_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Raw:
-    """MessagePack as bytes, written as it is."""
+    """MessagePack bytes that are sent unchanged."""
 
     data: bytes
 
 
 def raw(hexadecimal: str) -> Raw:
-    """`raw("ca 3fc00000")` is a float32."""
+    """Return `Raw` bytes from hex digits: `raw("ca 3fc00000")` is a float32."""
     return Raw(bytes.fromhex(hexadecimal))
 
 
 def encode(value: Any) -> bytes:
-    """The MessagePack of `value`, in which `Raw` may stand at any depth."""
+    """Return the MessagePack of `value`, which may contain `Raw` at any depth."""
     if isinstance(value, Raw):
         return value.data
     if isinstance(value, list | tuple):
@@ -47,11 +47,11 @@ def _head(small: int, large: int, count: int) -> bytes:
 
 
 class ConnectionClosed(Exception):
-    """The server has closed the connection instead of answering."""
+    """The server closed the connection instead of answering."""
 
 
 class Client:
-    """One connection. Requests go out one at a time, each with the next sync."""
+    """One connection. Requests are sent one at a time, each with the next sync."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS)
@@ -65,14 +65,14 @@ class Client:
         return self.request(RequestType.AUTH, {Key.USER_NAME: user, Key.TUPLE: ["chap-sha1", scramble]})
 
     def request(self, type: int, body: Any, **header: int) -> bytes:
-        """The reply to a request with such a body; more of the header by the names of its keys."""
+        """Return the reply to a request with this body; further header fields are given by the names of their keys."""
         self.sync += 1
         more = {Key[key.upper()]: value for key, value in header.items()}
         head = {Key.REQUEST_TYPE: type, Key.SYNC: self.sync} | more
         return self.exchange(encode(head) + encode(body))
 
     def batch(self, type: int, body: Any, count: int) -> list[bytes]:
-        """The replies to equal requests sent with one write, in the order of the requests."""
+        """Return the replies to equal requests sent with one write, in the order of the requests."""
         encoded = encode(body)
         syncs = range(self.sync + 1, self.sync + count + 1)
         self.sync += count
@@ -82,15 +82,15 @@ class Client:
             packets = [self._packet() for _ in syncs]
         except (ConnectionError, EOFError) as error:
             raise ConnectionClosed from error
-        # A server may answer what needs no log sooner than what came before it.
+        # A server may answer requests that need no log before earlier ones.
         return sorted(packets, key=lambda packet: decode_response(packet).sync)
 
     def exchange(self, payload: bytes) -> bytes:
-        """The reply to any header and body."""
+        """Return the reply to any header and body."""
         return self.exchange_bytes(frame(payload))
 
     def exchange_bytes(self, data: bytes) -> bytes:
-        """The reply to any bytes, their length included."""
+        """Return the reply to any bytes, including their length."""
         try:
             self._socket.sendall(data)
             return self._packet()

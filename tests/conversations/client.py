@@ -96,10 +96,11 @@ async def connect(port: int) -> AsyncIterator[Connection]:
 async def play(
     conversation: Conversation, port: int, *, before: Before | None = None, patience: float = DEADLINE_SECONDS
 ) -> Played:
-    """Return all answers to the requests of `conversation`, and whether the server hung up as recorded.
+    """Return all answers to the requests of `conversation`, and whether the server closed the connection as recorded.
 
-    If the recorded server did not hang up, the server must answer a final PING, with nothing before it; the stream of a
-    subscription only ends with the connection. An answer that does not arrive within `patience` is skipped.
+    If the recorded server did not close the connection, the server must answer a final PING, with nothing before it;
+    the stream of a subscription only ends with the connection. An answer that does not arrive within `patience` is
+    skipped.
     """
     async with connect(port) as connection:
         connection.patience = patience
@@ -157,7 +158,7 @@ def again(request: Packet, recorded_salt: bytes, salt: bytes) -> bytes:
 
 
 def scramble(password: str, salt: bytes) -> bytes:
-    """Compute chap-sha1 as its users do."""
+    """Compute the scramble of chap-sha1, like clients."""
     once = hashlib.sha1(password.encode()).digest()
     proof = hashlib.sha1(salt + hashlib.sha1(once).digest()).digest()
     return bytes(a ^ b for a, b in zip(once, proof, strict=True))

@@ -101,7 +101,7 @@ async def write_own_rows(node: flowstone.Node, recorded: Path) -> None:
             await node.space(fields[Key.SPACE_ID.value]).insert(fields[Key.TUPLE.value])
 
 
-# --- what is in files -------------------------------------------------------------------------------------
+# --- contents of files -------------------------------------------------------------------------------------
 
 LoggedRow = tuple[int, int, int, int, int, bytes | None]
 

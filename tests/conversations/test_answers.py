@@ -122,7 +122,7 @@ def test_answers_equal_those_of_the_server_of_the_same_version(
     if heartbeats:
         assert (
             played.heartbeats[0].body == heartbeats[0].body
-        )  # their number depends on the replica, not on the connection
+        )  # the number of heartbeats depends on the replica, not on the connection
 
 
 # --- as 3.8 -------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def _schema_version_masked(values: Values) -> Values:
 
 
 @pytest.mark.parametrize(("scenario", "name"), conversation_names("3.8"), ids=[n for _, n in conversation_names("3.8")])
-def test_dialect_2_11_answers_as_3_8_but_for_the_differences_named(
+def test_dialect_2_11_answers_like_3_8_except_for_the_listed_differences(
     scenario: str, name: str, answers: Callable[[str], dict[tuple[str, str], Played]]
 ) -> None:
     conversation, played = recording.load("3.8", scenario, name), answers("2.11")[scenario, name]

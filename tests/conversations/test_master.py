@@ -83,7 +83,7 @@ def compared(version: str, packets: list[Packet]) -> Iterator[object]:
             yield str(packet), packet.masked
         elif Key.VCLOCK in (packet.body or {}) and packet.type == RequestType.OK:
             vclock = packet.content(Key.VCLOCK)
-            if version == "3.8":  # it keeps log consumers in a local space, which counts
+            if version == "3.8":  # 3.8 keeps log consumers in a local space, whose rows count
                 vclock.pop(0, None)
             yield packet.kind, sorted(packet.header), sorted(packet.body or {}), vclock
         else:
@@ -91,7 +91,7 @@ def compared(version: str, packets: list[Packet]) -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("version", "scenario", "name", "node", "lsn"), JOINS, ids=names(JOINS))
-async def test_a_recorded_replica_gets_the_recorded_packets_in_the_recorded_order(
+async def test_recorded_replica_gets_the_recorded_packets_in_order(
     version: str, scenario: str, name: str, node: str, lsn: int, tmp_path: Path
 ) -> None:
     directory = masters.copy_until(version, scenario, node, tmp_path / "data", lsn)
@@ -130,7 +130,7 @@ def only_the_subscription(conversation: Conversation) -> Conversation:
 
 
 @pytest.mark.parametrize(("version", "scenario", "name", "node"), STREAMS, ids=names(STREAMS))
-async def test_rows_of_recorded_logs_are_sent_as_by_the_recorded_master(
+async def test_rows_of_recorded_logs_are_sent_like_by_the_recorded_master(
     version: str, scenario: str, name: str, node: str, tmp_path: Path
 ) -> None:
     directory = masters.copy_files(version, scenario, node, tmp_path / "data", masters.ALL_LOGS)

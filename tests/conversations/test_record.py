@@ -1,4 +1,4 @@
-"""Real servers answer recorded requests as recorded: the replayed requests are right, and only times are masked."""
+"""Real servers answer recorded requests as recorded: the replayed requests are correct, and only times are masked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shown(packet: recording.Packet) -> str:
 @pytest.mark.real
 @pytest.mark.parametrize("binary", [each for series in RECORDED for each in parameters(series)])
 @pytest.mark.parametrize("scenario", [record.REFUSALS, record.PROBES])
-def test_a_real_server_answers_as_recorded(scenario: str, binary: Binary, tmp_path: Path) -> None:
+def test_real_server_answers_as_recorded(scenario: str, binary: Binary, tmp_path: Path) -> None:
     version = ".".join(map(str, binary.version[:2]))
     record.prepare(binary.path, scenario, tmp_path / "master")
     for name, played in record.play_all(binary.path, scenario, tmp_path / "master", version):

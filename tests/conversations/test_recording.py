@@ -13,12 +13,12 @@ CONVERSATIONS = [
 ]
 
 
-def test_there_are_recordings_of_three_versions() -> None:
+def test_recordings_exist_for_three_versions() -> None:
     assert {version for version, _, _ in CONVERSATIONS} == {"2.6", "2.11", "3.8"}
 
 
 @pytest.mark.parametrize(("version", "scenario", "name"), CONVERSATIONS)
-def test_packets_hold_every_byte_of_a_recording(version: str, scenario: str, name: str) -> None:
+def test_every_byte_of_a_recording_is_in_a_packet(version: str, scenario: str, name: str) -> None:
     conversation = recording.load(version, scenario, name)
     path = recording.scenario(version, scenario) / name
     for side, first, packets in (

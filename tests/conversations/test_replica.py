@@ -126,7 +126,7 @@ ANONYMOUS_UUID = "11111111-0000-4000-8000-000000000003"
 @pytest.mark.parametrize(
     ("version", "following", "registered"), [("2.6", "anon-01", "anon-02"), ("3.8", "anon-01", "anon-05")]
 )
-async def test_an_anonymous_node_follows_and_becomes_a_member_as_the_recorded_replica_did(
+async def test_anonymous_node_follows_and_registers_like_the_recorded_replica(
     version: str, following: str, registered: str, tmp_path: Path
 ) -> None:
     conversations = load_all(version, "03-anon-register", "anon-")
@@ -159,7 +159,7 @@ MESH = [("2.6", ("to-a-01",), "to-b-02"), ("3.8", ("to-a-01", "to-a-02"), "to-b-
 
 
 @pytest.mark.parametrize(("version", "to_a", "to_b"), MESH, ids=[version for version, *_ in MESH])
-async def test_writing_node_exchanges_the_rows_of_its_recorded_place_in_a_mesh(
+async def test_writing_node_in_a_mesh_exchanges_the_recorded_rows(
     version: str, to_a: tuple[str, ...], to_b: str, tmp_path: Path
 ) -> None:
     conversations = [recording.load(version, "04-mesh", name) for name in to_a]
@@ -186,7 +186,7 @@ async def test_writing_node_exchanges_the_rows_of_its_recorded_place_in_a_mesh(
 @pytest.mark.parametrize(
     ("version", "to_b"), [("2.6", ("to-b-02",)), ("3.8", ("to-b-03", "to-b-04"))], ids=["2.6", "3.8"]
 )
-async def test_a_node_that_was_joined_follows_its_replica_as_the_recorded_master_of_a_mesh_did(
+async def test_node_follows_its_replica_like_the_recorded_master_of_a_mesh(
     version: str, to_b: tuple[str, ...], tmp_path: Path
 ) -> None:
     joining = recording.load(version, "04-mesh", "to-a-01")
@@ -215,12 +215,12 @@ async def test_a_node_that_was_joined_follows_its_replica_as_the_recorded_master
     check_client_side(upstream, *conversations)
 
 
-# --- an election seen by a follower -----------------------------------------------------------------------------
+# --- an election, seen by a follower -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["2.11", "3.8"])
-async def test_a_node_follows_a_leader_that_is_elected_and_writes_synchronously(version: str, tmp_path: Path) -> None:
-    """Up to the moment before the recorded follower was elected itself."""
+async def test_node_follows_an_elected_leader_that_writes_synchronously(version: str, tmp_path: Path) -> None:
+    """The recording is used until the recorded follower was elected itself."""
     recorded = [recording.load(version, "05-election", name) for name in ("to-a-01", "to-a-02")]
     first_term = replace(recorded[0], packets=tuple(itertools.takewhile(_still_leads, recorded[0].packets)))
     outside = replicas.outside_at(first_term)
@@ -245,7 +245,7 @@ def _still_leads(packet: Packet) -> bool:
     return not has_resigned
 
 
-# --- refused ------------------------------------------------------------------------------------------------
+# --- rejected ------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "err-badpass": "replicator:wrong@",
@@ -276,7 +276,7 @@ async def test_rejected_node_sends_the_recorded_requests_and_reports_the_reason(
         node = flowstone.Node(tmp_path / "data", replication=[uri], instance_uuid=instance_uuid)
         starting = asyncio.create_task(node.start())
         await replicas.until(lambda: reason in caplog.text)
-        starting.cancel()  # it may be admitted later, and retries
+        starting.cancel()  # the node may be admitted later, so it retries
         with pytest.raises(asyncio.CancelledError):
             await starting
         await upstream.finished(*(conversation.name for conversation in conversations))

@@ -2,10 +2,10 @@
 
 A fenced block has a language. A comment on the line above it may have one of these forms:
 
-    <!-- not run: REASON -->     it is left alone; `test_coverage.py` lists these, and how many there may be
-    <!-- keeps running -->       it does not end by itself: it has to print what is shown, and ends with the page
-    <!-- file: NAME -->          it is written to that file in the page's directory
-    <!-- on: ADDRESS -->         of Lua: it is typed at the console of the Tarantool server there
+    <!-- not run: REASON -->     the block is skipped; `test_coverage.py` limits the number of these
+    <!-- keeps running -->       the block runs in the background: it must print the shown text, and ends with the page
+    <!-- file: NAME -->          the block is written to that file in the page's directory
+    <!-- on: ADDRESS -->         for Lua: the block is typed at the console of the Tarantool server there
 
 A comment that starts with a language on its first line is a hidden block:
 
@@ -84,7 +84,7 @@ class Page:
 
 
 def paths() -> list[str]:
-    """The README and everything below `docs/`, from the repository's root."""
+    """Return the README and all pages below `docs/`."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [path.relative_to(ROOT).as_posix() for path in found]
 

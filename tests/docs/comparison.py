@@ -1,10 +1,9 @@
 """Compares output with the text of a page.
 
-A page's text is taken literally, but for what no two runs have in common: points in time, durations (`4.1 s`), UUIDs
-and hashes stand for any of their kind, `…` for anything within a line, and a line of `…` alone for any number of lines.
-Several spaces are as good as one, for columns are as wide as what is in them, and ports have more digits here. Spaces
-at the end of a line do not count, nor do empty lines at the end, nor what is said of compiling, which is done once on a
-machine.
+A page's text is compared literally, except for values that differ between runs: times, durations (`4.1 s`), UUIDs and
+hashes match any value of their kind, `…` matches any text within a line, and a line with only `…` any number of lines.
+Several spaces equal one, because column widths vary with their content and ports have more digits here. Trailing
+spaces, empty lines at the end, and messages about compilation, which happens once per machine, are ignored.
 """
 
 from __future__ import annotations
@@ -40,15 +39,16 @@ def differs(shown: str, printed: str) -> str | None:
 
 
 def says_something(shown: str) -> bool:
-    """Return False if it would match anything."""
+    """Return False if the pattern would match any text."""
     return any(line.strip() not in {"", ANY} for line in shown.splitlines())
 
 
 def lacks(shown: str, printed: str) -> str | None:
-    """Return None if everything in these JSON texts was printed, otherwise a sentence about the difference.
+    """Return None if the printed JSON has everything in these JSON texts, otherwise a sentence about the difference.
 
-    Texts are one object, or one per line. An object on the page has keys that the printed one must have, with values of
-    the same type: numbers, times and names may be others, and `null` stands for anything."""
+    Texts are one object, or one per line. The printed object must have the keys of the object on the page, with values
+    of the same type; the values may differ, and `null` matches any value.
+    """
     try:
         examples, found = _documents(shown), _documents(printed)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """`flowstone` in the documentation's shell: the command itself, except for those that need Spark.
 
-Those run in the process that has a session (`interpreter.py`): one JVM per command would take most of the test time.
-The others are forked, and this process forwards to them (`warm_command.py`).
+Commands with Spark run in the process that has a session (`interpreter.py`): one JVM per command would take most of the
+test time. The others are forked, and this process forwards to them (`warm_command.py`).
 """
 
 from __future__ import annotations
@@ -59,4 +59,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1:]))  # the streams are those of the command
+    os._exit(main(sys.argv[1:]))  # use the streams of the command

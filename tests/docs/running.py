@@ -1,16 +1,16 @@
 """Runs one page: its blocks in order, in one directory, with one shell and one Python.
 
-| block | what becomes of it |
+| block | meaning |
 |---|---|
-| `sh` | runs in the page's bash: what is exported or left in the background stays; a command that fails, fails it |
-| `console` | each line behind `$ ` runs there; what it prints must be what stands below it (`comparison.py`) |
-| `python` | runs in the page's interpreter: names stay |
+| `sh` | runs in the page's bash, with its variables and background jobs; a failing command fails the page |
+| `console` | each line after `$ ` runs there; its output must equal the text below it (`comparison.py`) |
+| `python` | runs in the page's interpreter; names are kept |
 | `lua` | runs in the real Tarantool 2.6, as a script |
 | `sql` | runs in Spark, and its rows are shown |
-| `text` | is what the block before has printed |
-| `json` | has nothing that the block before has not printed |
+| `text` | is the output of the previous block |
+| `json` | is contained in the output of the previous block |
 | `toml` | is a file that `flowstone serve --check` accepts |
-| `yaml` | is a file that can be read |
+| `yaml` | is a file that can be parsed |
 
 Ports and paths are replaced (`substitution.py`). All processes still running at the end are terminated.
 """
@@ -39,7 +39,7 @@ BLOCK_SECONDS: Final = 180
 END_SECONDS: Final = 15
 SETUPS: Final = Path(__file__).parent / "setups.sh"
 """Functions for hidden blocks."""
-KEPT: Final = ("JAVA_HOME", "FLOWSTONE_KERNEL_CACHE", "TMPDIR", SUBMIT_OPTIONS)
+KEPT: Final = ("JAVA_HOME", "TMPDIR", SUBMIT_OPTIONS)
 """Environment variables for commands of a page: local paths, and the start options of JVMs in tests."""
 
 
@@ -161,7 +161,7 @@ class PageRun:
         path.write_text(self._substitution.real(block.text))
         self._sh(f"flowstone serve --check --config {path}\n")
 
-    # --- the two that run things -----------------------------------------------------------------
+    # --- shell and interpreter -----------------------------------------------------------------
 
     def _sh(
         self, code: str, *, shown: str = "", keeps_running: bool = False, may_fail: bool = False, merged: bool = False
@@ -189,7 +189,7 @@ class PageRun:
         return self._output(step)
 
     def _await(self, step: Path, shown: str | None) -> None:
-        """Wait until the shell is done or, for a background process, until it has printed `shown`."""
+        """Wait until the shell has finished or, for a background process, until it has printed `shown`."""
         deadline = time.monotonic() + BLOCK_SECONDS
         while not step.with_suffix(".done").exists() or (shown and comparison.differs(shown, self._output(step))):
             if self._shell.poll() is not None or step.with_suffix(".ended").exists():
@@ -225,7 +225,7 @@ def run_page(page: Page, directory: Path, interpreter: Path) -> None:
 
 @contextmanager
 def interpreter(directory: Path, *, spark: bool = False) -> Iterator[Path]:
-    """The socket of an interpreter, in a process that ends with the block."""
+    """Yield the socket of an interpreter, in a process that ends with the block."""
     path, log = directory / "interpreter", directory / "interpreter.log"
     command = ["tests.docs.interpreter", str(path), *(["--spark"] if spark else [])]
     with log.open("wb") as output:

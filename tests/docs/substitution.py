@@ -2,12 +2,12 @@
 
 Examples use ports, hosts and paths of the reader. Each page gets its own; before a block runs,
 
-- a port of `PORTS` becomes one that is free, the same wherever the page names it; with a host of `HOSTS` before it,
-  that machine's own port on loopback: `db1:3301` and `db2:3301` are two servers, and neither is `127.0.0.1:3301`; so
-  it is with what connectors are told, `{"host": "db1", "port": 3301}`;
+- a port of `PORTS` becomes a free one, the same everywhere on the page; after a host of `HOSTS`, a port on loopback of
+  that machine only: `db1:3301` and `db2:3301` are two servers, and neither is `127.0.0.1:3301`; the same holds for
+  options of connectors, `{"host": "db1", "port": 3301}`;
 - an absolute path below one of `PLACES` is that path below the page's directory;
-- a node that is told no address listens on what stands for 127.0.0.1:3301;
-- `NOON` is the moment at which a hidden block has said `noon`.
+- a node without an address listens on the substitute of 127.0.0.1:3301;
+- `NOON` is the time at which a hidden block printed `noon`.
 
 `shown` is the inverse, for output of commands.
 """
@@ -21,7 +21,7 @@ from typing import Final
 from tests.real_tarantool import free_port
 
 PORTS: Final = ("3301", "3302", "3303", "3304", "3305", "8080", "8081", "8082", "8083", "12346", "4000")
-HOSTS: Final = ("db1", "db2", "db3", "replica", "10.0.0.2")
+HOSTS: Final = ("db1", "db2", "db3", "db4", "replica", "10.0.0.2")
 PLACES: Final = ("backup", "lake", "restored", "spool", "shared", "replica", "etc/flowstone", "huge", "var/lib")
 NOON: Final = "2026-05-01T12:00:00Z"
 

@@ -19,7 +19,7 @@ MENTION: Final = re.compile(r"\bdocs/[a-z/-]+\.md\b")
 
 
 def anchors(text: str) -> set[str]:
-    """In the form of GitHub; the strict build of the site checks its own form."""
+    """Return the anchors of a page in the form of GitHub; the strict build of the site checks its own form."""
     headings = (found["text"].lower() for found in HEADING.finditer(FENCED.sub("", text)))
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in headings}
 
@@ -42,7 +42,7 @@ def broken(path: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [*paths(), *MORE])
-def test_links_lead_somewhere(path: str) -> None:
+def test_links_have_existing_targets(path: str) -> None:
     assert broken(path, (ROOT / path).read_text()) == []
 
 

@@ -1,4 +1,4 @@
-"""Pages of the documentation that need no Spark do what they say."""
+"""Examples on pages of the documentation without Spark run as shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATHS = [path for path in paths() if "spark" not in needs_of((ROOT / path).read_
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_page_does_what_it_says(path: str, tmp_path: Path, tarantool: object) -> None:
+def test_page_runs_as_shown(path: str, tmp_path: Path, tarantool: object) -> None:
     (tmp_path / "page").mkdir()
     with interpreter(tmp_path) as python:
         run_page(page_at(path), tmp_path / "page", python)

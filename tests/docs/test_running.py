@@ -70,12 +70,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", TRUE.values(), ids=TRUE)
-def test_a_page_that_is_true_passes(text: str, tmp_path: Path, python: Path) -> None:
+def test_correct_page_passes(text: str, tmp_path: Path, python: Path) -> None:
     run(text, tmp_path, python)
 
 
 @pytest.mark.parametrize("text", FALSE.values(), ids=FALSE)
-def test_a_page_that_is_false_fails(text: str, tmp_path: Path, python: Path) -> None:
+def test_incorrect_page_fails(text: str, tmp_path: Path, python: Path) -> None:
     with pytest.raises(BlockFailed):
         run(text, tmp_path, python)
 

@@ -1,4 +1,4 @@
-"""Every page of the documentation that needs Spark does what it says; they share one session."""
+"""Examples on pages of the documentation with Spark run as shown; the pages share one session."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def python(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_page_does_what_it_says(path: str, tmp_path: Path, tarantool: object, python: Path) -> None:
+def test_spark_page_runs_as_shown(path: str, tmp_path: Path, tarantool: object, python: Path) -> None:
     run_page(page_at(path), tmp_path, python)

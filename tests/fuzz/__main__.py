@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz TARGET|all [--seconds N] [--runs N] [--seed S] [--blind]`: inputs until the budget is spent.
+"""`python -m tests.fuzz TARGET|all [--seconds N] [--runs N] [--seed S] [--blind]`: runs inputs until the budget is
+spent.
 
 Guided by coverage, with kernels as plain Python. An input that breaks a target is printed as hex and stored in
 `tests/vectors/fuzz`, where the suite runs it again; the exit code is 1. Without a budget, each target gets its number
@@ -12,7 +13,7 @@ import os
 from tests.places import VECTORS
 
 if __name__ == "__main__":
-    os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # before our own modules are loaded: edges inside of kernels count
+    os.environ.setdefault("FLOWSTONE_INTERPRETED", "1")  # before our modules are imported
 
 import argparse
 import hashlib
@@ -28,7 +29,7 @@ CORPORA = VECTORS / "fuzz"
 
 
 def fuzz(name: str, given: argparse.Namespace) -> bool:
-    """False if an input has broken the target."""
+    """Return False if an input has broken the target."""
     target, started = TARGETS[name], time.process_time()
     fuzzer = Fuzzer(target, f"{given.seed}/{name}", is_guided=not given.blind)
     runs = given.runs if given.runs is not None else sys.maxsize if given.seconds is not None else target.runs
@@ -56,7 +57,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--blind", action="store_true", help="without guidance: mutations of the corpus only")
     given = parser.parse_args()
-    np.seterr(over="ignore")  # machine code counts on without a word
+    np.seterr(over="ignore")  # compiled code overflows silently, too
     names = sorted(TARGETS) if given.target == "all" else [given.target]
     sound = [name for name in names if fuzz(name, given)]
     return 0 if sound == names else 1

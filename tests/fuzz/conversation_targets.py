@@ -1,4 +1,4 @@
-"""Targets that are whole conversations: all messages of a master to an applier, and on the connection of its ballot."""
+"""Targets that are whole conversations: the messages of a master to an applier, and to a ballot watcher."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PIECE = 61
 
 
 def applier(data: bytes) -> None:
-    """The first byte chooses the applier's request; the rest is its input, in one piece and in many.
+    """Feed an applier: the first byte selects its request; the rest is its input, in one piece and in many.
 
-    Their results may differ: bytes before the request are not an answer.
+    The results may differ: bytes before the request are not an answer.
     """
     for pieces in ([data[1:]], [data[at : at + PIECE] for at in range(1, len(data), PIECE)]):
         _converse(data[:1], pieces)
@@ -79,7 +79,7 @@ def ballot_watch(data: bytes) -> None:
 
 
 def login(data: bytes) -> None:
-    """No answer without the password is accepted as authentic."""
+    """Check that no answer is accepted as authentic without the password."""
     assert not auth.check(data, auth.hash_of_hash("secret"), bytes(32))
 
 
@@ -88,7 +88,7 @@ def stack_of_errors(data: bytes) -> None:
 
 
 def select_reply(data: bytes) -> None:
-    """The answers of a server to an archive that requests its definitions."""
+    """Feed an archive that requests definitions with the answers of a server."""
     for each in tuples_of(data):
         unpack(each)
 

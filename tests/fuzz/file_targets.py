@@ -26,7 +26,7 @@ UUID = "7036c76f-ef9c-4258-9711-665964110f2a"
 
 
 class _Opened(MemoryFile):
-    """Closes itself, like files of a disk."""
+    """A file in memory that closes itself, like files of a disk."""
 
     def __enter__(self) -> Self:
         return self
@@ -48,12 +48,12 @@ class _OneFile:
 
 
 def _read_by(read: Callable[[Disk], object]) -> Callable[[bytes], None]:
-    """A target of a file reader."""
+    """Return the target of a file reader."""
     return lambda data: cast("None", read(cast("Disk", _OneFile(data))))
 
 
 def _blocks(disk: Disk) -> None:
-    """Whatever the lines are, the remaining index has increasing positions."""
+    """Check that the index has increasing positions for any lines."""
     found = archive_blocks.read_blocks(disk, "00000000000000000005.xlog")
     if found is not None:
         assert found.end >= found.header.offset
@@ -72,7 +72,7 @@ seeding_state = _read_by(lambda disk: replica_seeding.read(disk, "data"))
 
 
 def settings(data: bytes) -> None:
-    """A configuration file of an operator."""
+    """Parse a configuration file of an operator."""
     with tempfile.NamedTemporaryFile(suffix=".toml", dir=SCRATCH) as file:
         file.write(data)
         file.flush()
@@ -80,7 +80,7 @@ def settings(data: bytes) -> None:
 
 
 def offsets(data: bytes) -> None:
-    """Input from Spark, and from its users."""
+    """Parse input from Spark and its users."""
     text = data.decode("utf-8", "replace")
     found = parse_offsets(text)
     if not isinstance(found, str):
@@ -90,7 +90,7 @@ def offsets(data: bytes) -> None:
 
 
 def vclock_text(data: bytes) -> None:
-    """In the form of a file header."""
+    """Parse a vclock in the form of a file header."""
     text = data.decode("utf-8", "replace")
     try:
         found = VClock(parse_vclock(text))

@@ -1,6 +1,6 @@
 """Guided fuzzing: an input with new coverage joins the pool of inputs to mutate.
 
-The seed determines everything if the budget is a number of runs: the choices, and the order of the pool.
+If the budget is a number of runs, the seed determines all choices and the order of the pool.
 """
 
 from __future__ import annotations

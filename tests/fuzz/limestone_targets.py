@@ -11,7 +11,7 @@ from flowstone.limestone.format import catalog, manifest
 from flowstone.limestone.format import wire_extensions as extensions
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove, walk
-from flowstone.limestone.format.entry_table import EntryTail, tables
+from flowstone.limestone.format.entry_walk import EntryTail, tables
 from flowstone.limestone.format.epoch_file import parse, record
 from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, LogScan, ScanMode
 from flowstone.limestone.format.manifest import Manifest
@@ -39,7 +39,7 @@ MODES = (STARTUP, INSPECT, REPAIR, REPAIR_CUT, RECOVERY)
 
 
 def log_file(data: bytes) -> None:
-    """Whatever the content is, every valid entry can be encoded again, and every change is inside the file."""
+    """Check that every valid entry can be encoded again, and that every change is inside the file."""
     for mode in MODES:
         snapshot, scan = Snapshot(), LogScan(walk(lambda at, size: data[at : at + size], len(data)), 5, mode)
         snapshot.add(scan)
@@ -53,7 +53,7 @@ def log_file(data: bytes) -> None:
 
 
 def by_columns(data: bytes, mode: ScanMode, plain: LogScan, state: Snapshot) -> None:
-    """The compiled path agrees, and reads only existing bytes."""
+    """Check that the compiled path agrees, and reads only existing bytes."""
     scan, winners = LogScan((), 5, mode), Winners()
     for part in tables(lambda at, size: data[at : at + size], len(data)):
         if isinstance(part, EntryTail):
@@ -72,7 +72,7 @@ def by_columns(data: bytes, mode: ScanMode, plain: LogScan, state: Snapshot) -> 
 
 
 def stream(data: bytes) -> None:
-    """In one piece and in two: the same messages, each equal to its bytes."""
+    """Check that one piece and two give the same messages, each equal to its bytes."""
     found: list[bytes] = []
     for pieces in ((data,), (data[: len(data) // 2], data[len(data) // 2 :])):
         parser, written = MessageParser(size_max=1 << 20), b""
@@ -90,7 +90,7 @@ def stream(data: bytes) -> None:
 
 
 def log_channel(data: bytes) -> None:
-    """In one piece and in two: the same bytes for the log, or the same error."""
+    """Check that one piece and two give the same bytes for the log, or the same error."""
     found: list[tuple[bytes, str]] = []
     for pieces in ((data,), (data[: len(data) // 2], data[len(data) // 2 :])):
         reader, disk, refusal = WireReader(1 << 20), b"", ""
@@ -106,7 +106,7 @@ def log_channel(data: bytes) -> None:
 
 
 def control_channel(data: bytes) -> None:
-    """In one piece and in two: the same messages and frames, each of which round-trips, or an error."""
+    """Check that one piece and two give the same messages and frames, each of which round-trips, or an error."""
     found: list[tuple[list[object], str]] = []
     for pieces in ((data,), (data[: len(data) // 2], data[len(data) // 2 :])):
         parser, refusal = ControlParser(extended=True), ""

@@ -1,4 +1,4 @@
-"""Derives inputs from others: a few changes of kinds that break decoders, and pieces of two inputs."""
+"""Derives inputs from others: by a few changes that often break decoders, and by joining two inputs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LIMITS = {"packet_size_max": 1 << 16, "transaction_size_max": 1 << 16, "transact
 
 
 def row_stream(data: bytes) -> None:
-    """The result does not depend on fragmentation; its encoding can be decoded again."""
+    """Check that the result does not depend on fragmentation, and that its encoding can be decoded."""
     whole = list(_taken([data]))
     pieces = list(_taken([data[at : at + 7] for at in range(0, len(data), 7)]))
     assert [raw for slab in whole for raw in _raws(slab)] == [raw for slab in pieces for raw in _raws(slab)]
@@ -56,7 +56,7 @@ def _raws(slab: Slab) -> list[bytes]:
 
 
 def _compare(slab: Slab) -> None:
-    """The table agrees with the plain decoder on each row."""
+    """Check that the table agrees with the plain decoder on each row."""
     for row in slab.rows():
         try:
             expected = decode_row(row.raw)
@@ -74,7 +74,7 @@ def _send_on(slab: Slab) -> None:
     sent = [stream_packets(slab, sync=5), stream_packets(slab, keep)]
     cells = slab.cells
     if (cells[scan.LSN] == 0).any():
-        return  # no row of a transaction; a log never has it
+        return  # not a row of a transaction; logs never have it
     for packets in sent:
         stream = RowStream(PEER)
         stream.feed(packets)
@@ -101,7 +101,7 @@ ROWS: list[Callable[[Row], Any]] = [messages.decode_ack, messages.decode_heartbe
 
 
 def any_message(data: bytes) -> None:
-    """The bytes as the body of every request, and as a whole packet of every kind."""
+    """Decode the bytes as the body of every request, and as a whole packet of every kind."""
     for decode in BODIES:
         try:
             decode(data)

@@ -6,6 +6,7 @@ import numpy as np
 
 from flowstone.iproto import request_scan as scan
 from flowstone.iproto.packet import PacketError, frame, split
+from flowstone.iproto.request_scan_kernels import scan_requests
 from flowstone.iproto.requests import decode_request, decode_uint
 from flowstone.iproto.scan import Cells
 from tests.fuzz import requests
@@ -15,7 +16,7 @@ ARRAYS = bytes((*range(0x90, 0xA0), 0xDC, 0xDD))
 
 
 def one_request(data: bytes) -> None:
-    """A malformed request has an error; every field of the others can be read."""
+    """Check that a malformed request has an error, and that every field of a valid one can be read."""
     for is_2_6 in (False, True):
         request = decode_request(data, is_2_6=is_2_6)
         assert 0 <= request.type <= 0xFFFFFFFFFFFFFFFF
@@ -26,13 +27,13 @@ def one_request(data: bytes) -> None:
 
 
 def many_requests(data: bytes) -> None:
-    """The scanner splits packets as `split` does, and reads plain statements as `decode_request` does."""
+    """Check that the scanner splits packets like `split`, and reads plain statements like `decode_request`."""
     buf = np.frombuffer(data, np.uint8)
     middle = len(data) // 2
     for bounds in ([(0, len(data))], [(0, middle), (middle, len(data))]):
         spans = np.array([[start, end, start, SIZE_MAX, 0] for start, end in bounds], np.int64)
         cells = np.full((scan.LINES, 64), -7, np.int64)
-        count = scan.scan_requests(buf, spans, cells)
+        count = scan_requests(buf, spans, cells)
         _compare_cuts(data, spans, cells[:, :count])
         for column in cells[:, :count].T.tolist():
             if column[scan.CODE] >= 0:
@@ -49,7 +50,7 @@ def _compare_cuts(data: bytes, spans: Cells, cells: Cells) -> None:
             continue
         try:
             assert split(data[start:end], size_max=SIZE_MAX)[1] == at - start
-            split(data[at:end], size_max=SIZE_MAX)  # it reports an invalid packet if none precedes
+            split(data[at:end], size_max=SIZE_MAX)  # reports an invalid packet only if no valid one precedes
             assert status == scan.WAITING
         except PacketError:
             assert status != scan.WAITING

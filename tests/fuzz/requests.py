@@ -18,7 +18,7 @@ ROW = (7, "seven", 7.5, {"a": [1, {"b": None}]})
 
 
 def request(type: RequestType, body: dict[int, Any] | None = None, *, stream_id: int = 0, sync: int = 5) -> bytes:
-    """Header and body of a request."""
+    """Return header and body of a request."""
     header = {Key.REQUEST_TYPE.value: type.value, Key.SYNC.value: sync}
     if stream_id:
         header[Key.STREAM_ID.value] = stream_id
@@ -113,7 +113,7 @@ CORPUS: tuple[bytes, ...] = (*SELECTS, *CHANGES, *STREAMS, *CALLS, *SESSIONS, *R
 
 
 def deep(levels: int) -> tuple[bytes, ...]:
-    """Requests with deeply nested values: in a tuple, a key, operations, arguments, the header, a map."""
+    """Return requests with deeply nested values: in a tuple, a key, operations, arguments, the header, a map."""
     for_tuple = (b"\x91" * levels + b"\xc0", b"\x81\xa1a" * levels + b"\xc0", b"\x81" * levels + b"\xc0" * (levels + 1))
     replace, select, call = (
         pack({0: type.value, 1: 5}) for type in (RequestType.REPLACE, RequestType.SELECT, RequestType.CALL)

@@ -26,7 +26,9 @@ from flowstone.iproto.greeting import Greeting, decode_greeting, encode_greeting
 from flowstone.iproto.limits import NESTING_MAX
 from flowstone.iproto.packet import decode_response, encode_request, split
 from flowstone.iproto.row import Row, decode_row
-from flowstone.iproto.scan import SPACE_ID, scan, skip_value
+from flowstone.iproto.row_scanner import scan
+from flowstone.iproto.scan import SPACE_ID
+from flowstone.iproto.scan_kernels import skip_value
 from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import parse_uri
 from flowstone.replication.limbo.control_rows import decode_control
@@ -91,7 +93,7 @@ DECODERS = [
 
 
 def columns(data: bytes) -> None:
-    """One value, as a field of every type; the scanner has checked that it is a value."""
+    """Decode one value as a field of every type; the scanner has checked that it is a value."""
     buf = np.frombuffer(data, np.uint8)
     if skip_value(buf, 0, len(buf)) != len(buf) or len(buf) == 0:
         return
@@ -122,7 +124,7 @@ def scanned(data: bytes) -> Slab:
 
 
 def row_lines(data: bytes) -> None:
-    """The kernel's lines, which equal those of the plain formatter."""
+    """Return the lines of the kernel, which must equal those of the plain formatter."""
     slab = scanned(data)
     text = bytes(json_lines(slab.buf, slab.cells, np.arange(len(slab)), NAMES)).decode()
     assert text == "".join(json_rows.plain_row(slab.buf, slab.cells, row, NAMES) + "\n" for row in range(len(slab)))
@@ -137,7 +139,7 @@ def control(data: bytes) -> None:
 
 
 def schema(data: bytes) -> None:
-    """Changes after a definition; whatever they are, the schema can be read and the next row applied."""
+    """Apply any changes after a definition; the schema must be readable and the next row applicable."""
     tracker = SchemaTracker()
     for definition in DEFINITIONS[:2]:
         tracker.apply(RequestType.INSERT, definition)
@@ -168,7 +170,7 @@ def statement(data: bytes) -> None:
 
 
 def shown(write: Callable[[Any], Iterable[str]], space_id: int | None = None) -> Callable[[bytes], None]:
-    """A target of a text writer: the rows of a log, or of a space, with users hidden, under a schema."""
+    """Return the target of a text writer: the rows of a log or a space, with users hidden, under a schema."""
 
     def decode(data: bytes) -> None:
         slab = scanned(data)

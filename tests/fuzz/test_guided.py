@@ -1,4 +1,4 @@
-"""Guided fuzzing: it finds bugs that blind mutation misses, its runs are repeatable, and every target has some."""
+"""Guided fuzzing: it finds bugs that blind mutation misses, its runs are repeatable, and every target is covered."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def fuzz(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[s
 
 
 def test_every_decoder_survives_guided_inputs() -> None:
-    """With kernels as plain Python, where an out-of-bounds read is an error, and their edges count."""
+    """Kernels run as plain Python: an out-of-bounds read is an error, and their edges count."""
     found = fuzz("all", *(["--seconds", str(SECONDS)] if FULL else []))
     assert found.returncode == 0, found.stdout + found.stderr
     assert [line.partition(":")[0] for line in found.stderr.splitlines() if " edges, " in line] == sorted(TARGETS)
 
 
-def test_a_run_can_be_repeated_in_another_process() -> None:
+def test_run_is_repeatable_in_another_process() -> None:
     first, second = (fuzz("row_stream", "--runs", "300", hash_seed=seed).stderr for seed in ("1", "2"))
     inputs, edges, pool, digest, _ = first.split(", ")
     assert second.startswith(f"{inputs}, {edges}, {pool}, {digest}, ")

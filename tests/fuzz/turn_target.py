@@ -47,7 +47,7 @@ TABLE: Cells = np.empty((request_scan.LINES, 1024), np.int64)
 
 
 class _SmallBox(Box):
-    """Without system spaces, which would take most of the time."""
+    """Return a box without system spaces, which would take most of the time."""
 
     def _put_system_spaces(self) -> None:
         pass
@@ -154,7 +154,7 @@ class _Served:
         who = UUID, REPLICASET_UUID, configure({}), elections
         instance = Instance(outside, self.box, journal, commits, *who, status="running")
         self.executor = Executor(self.box, journal, commits, clock, wide=False)
-        self.executor._table = TABLE  # one for all: errors keep the frames, and so the turns, that they went through
+        self.executor._table = TABLE  # shared: errors keep the frames that they passed, and so the turns
         self.peers = [_Peer(instance) for _ in range(count)]
 
     def one_by_one(self, pieces: Sequence[bytes]) -> None:
@@ -171,7 +171,7 @@ class _Served:
         for peer, piece in zip(self.peers, pieces, strict=True):
             peer.unread += piece
         self.executor.execute(self.peers)
-        self.executor.execute(self.peers)  # what is no packet may be told in a turn of its own
+        self.executor.execute(self.peers)  # an invalid packet may be reported in a separate turn
 
     def contents(self) -> list[tuple[int, int, list[tuple[Any, bytes]]]]:
         """Return the tuples of every index in order; a HASH has none."""
@@ -223,7 +223,7 @@ def _statement(type: RequestType, space_id: int, **body: Any) -> bytes:
 
 
 def _batch(count: int) -> tuple[bytes, ...]:
-    """Runs of equal statements, some on existing keys, and a mix of them."""
+    """Return runs of equal statements, some on existing keys, and a mix of them."""
     numbers = range(count)
     rows: dict[int, list[tuple[Any, ...]]] = {
         512: [(number, f"name{number}", number / 2) for number in numbers],

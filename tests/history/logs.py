@@ -1,4 +1,4 @@
-"""Small logs for reader tests: one call per row, with LSNs counted for the writer."""
+"""Small logs for reader tests: one call per transaction; LSNs are counted automatically."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Log:
 
 
 def multiply(log: Path, directory: Path, size: int) -> None:
-    """Fills `directory` with copies of one log, named and numbered for their places, until it has `size` bytes."""
+    """Fill `directory` with copies of one log, with consecutive names and LSNs, until it has `size` bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     header, body = log.read_bytes().split(b"\n\n", 1)
     number = 0

@@ -9,7 +9,7 @@ from flowstone.outside import production
 from tests.history.logs import Log
 
 
-def test_directory_is_read_as_its_logs_by_position(tmp_path: Path) -> None:
+def test_directory_is_read_as_its_logs_in_order(tmp_path: Path) -> None:
     for start in (20, 3):
         with Log(tmp_path, start=start) as log:
             log.insert(512, 1)
@@ -45,7 +45,7 @@ def test_links_to_directories_are_not_followed(tmp_path: Path) -> None:
     assert find_logs(production().disk, [str(tmp_path)], recursive=True) == [log.path]
 
 
-def test_subdirectories_are_looked_into_only_when_asked(tmp_path: Path) -> None:
+def test_subdirectories_are_searched_only_on_request(tmp_path: Path) -> None:
     with Log(tmp_path / "a" / "b") as log:
         log.insert(512, 1)
     disk = production().disk

@@ -31,7 +31,7 @@ def rows_of(reading: Reading) -> list[Row]:
 
 
 def names_by_lsn(reading: Reading, space_id: int) -> dict[int, Any]:
-    """The definition of the space, as of each of its rows."""
+    """Return the definition of the space as of each of its rows."""
     found: dict[int, Any] = {}
     for piece in reading.pieces():
         space = piece.schema.get(space_id)
@@ -40,7 +40,7 @@ def names_by_lsn(reading: Reading, space_id: int) -> dict[int, Any]:
     return found
 
 
-def test_each_row_is_read_under_the_schema_of_its_lsn(tmp_path: Path) -> None:
+def test_each_row_is_read_with_the_schema_of_its_lsn(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "users", ("id", "unsigned"))
         first = log.insert(512, 1)
@@ -62,14 +62,14 @@ def test_single_log_is_read_with_the_schema_of_earlier_files(tmp_path: Path) -> 
     assert names_by_lsn(Reading(production(), [second.path]), 512) == {lsn: ("users", ("id",))}
 
 
-def test_a_space_that_exists_nowhere_is_an_error_that_names_those_that_do(tmp_path: Path) -> None:
+def test_error_about_an_unknown_space_lists_the_existing_ones(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "users", ("id", "unsigned"))
     with pytest.raises(UnknownSpace, match=r"'orders'.*known spaces: users"):
         rows_of(Reading(production(), [log.path], selection=Selection(spaces=("orders",))))
 
 
-def test_a_space_that_was_dropped_before_the_end_is_known(tmp_path: Path) -> None:
+def test_space_dropped_before_the_end_is_found(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "users", ("id", "unsigned"))
         lsn = log.insert(512, 1)
@@ -78,7 +78,7 @@ def test_a_space_that_was_dropped_before_the_end_is_known(tmp_path: Path) -> Non
     assert [row.lsn for row in rows] == [lsn]
 
 
-def test_a_missing_log_between_two_is_a_gap_unless_forced(tmp_path: Path) -> None:
+def test_missing_log_between_two_is_a_gap_unless_forced(tmp_path: Path) -> None:
     disk = production().disk
     log = Log(tmp_path)
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_snapshot_names_the_owner_of_the_queue(tmp_path: Path) -> None:
     assert [row.lsn for row in rows_of(reading)] == [kept]
 
 
-def test_a_truncate_follows_its_space_when_asked_for(tmp_path: Path) -> None:
+def test_truncate_is_included_with_its_space_on_request(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "a", ("id", "unsigned"))
         log.create_space(513, "b", ("id", "unsigned"))
@@ -226,7 +226,7 @@ def test_old_logs_are_settled_by_their_schema(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunk_size", [64, 1 << 20], ids=["a block per chunk", "one chunk"])
 @pytest.mark.parametrize("directory", RECORDED, ids=lambda path: "-".join(path.parts[-4:]))
-def test_recorded_logs_settle_as_by_the_tracker_alone(
+def test_recorded_logs_are_settled_like_by_the_tracker_alone(
     directory: Path, chunk_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "CHUNK_SIZE", chunk_size)
@@ -255,7 +255,7 @@ def touches(row: Row, schema: Any) -> bool:
     return bool(row.body) and unpack_body(row.body).get(0x10) in schema.synchronous
 
 
-def test_reports_where_a_torn_log_stops(tmp_path: Path) -> None:
+def test_end_of_a_torn_log_is_reported(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.insert(512, 1)
         end = log.writer.size
@@ -284,7 +284,7 @@ def test_damage_is_skipped_only_with_force_and_reported(tmp_path: Path) -> None:
     assert [(skipped.offset, skipped.end) for skipped in reading.report.skipped] == [(starts[1], starts[2])]
 
 
-def test_real_schema_changes_are_followed(tarantool: Any, tmp_path: Path) -> None:
+def test_schema_changes_of_a_real_server_are_followed(tarantool: Any, tmp_path: Path) -> None:
     tarantool.run(
         """
         box.cfg{log='server.log'}

@@ -1,4 +1,4 @@
-"""Wanted rows grouped by transaction again, for any filter."""
+"""Filtered rows are grouped by transaction again."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_keys_and_operations_name_their_fields(log: Log) -> None:
     assert row.operations == operations
 
 
-def test_a_space_that_is_not_defined_keeps_its_number(log: Log) -> None:
+def test_undefined_space_is_shown_by_id(log: Log) -> None:
     log.insert(999, 1)
     (row,) = read(log)
     assert row.named_body() == {"space_id": 999, "tuple": (1,)}
@@ -82,14 +82,14 @@ def test_headers_show_unusual_keys(log: Log) -> None:
     }  # fmt: skip
 
 
-def test_rows_of_a_transaction_share_a_number_also_when_its_end_is_filtered_out(log: Log) -> None:
+def test_rows_of_a_transaction_share_a_number_even_if_its_end_is_filtered_out(log: Log) -> None:
     for _ in range(2):
         log.write(*((RequestType.INSERT, {0x10: space, 0x21: (1,)}) for space in (512, 512, 513)))
     numbers = [row.transaction for row in read(log, spaces=(512,))]
     assert numbers[0] == numbers[1] != numbers[2] == numbers[3]
 
 
-def test_a_body_that_cannot_be_read_names_its_row(log: Log) -> None:
+def test_error_about_an_undecodable_body_names_its_row(log: Log) -> None:
     log.write((RequestType.INSERT, {0x10: 512, "x": 1}))  # type: ignore[dict-item]
     with pytest.raises(DamagedLog, match="body of row 3 of replica 1 is malformed"):
         read(log)

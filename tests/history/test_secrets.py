@@ -52,7 +52,7 @@ def pieces(log: Log) -> list[Piece]:
         (RequestType.DELETE, {0x10: 304, 0x20: ((HASH,),)}),
     ],
 )
-def test_no_hash_is_left(tmp_path: Path, row: tuple[RequestType, dict[int, Any]]) -> None:
+def test_no_password_hash_remains(tmp_path: Path, row: tuple[RequestType, dict[int, Any]]) -> None:
     log = Log(tmp_path)
     log.write(row)
     (piece,) = hide_secrets(pieces(log))
@@ -63,7 +63,7 @@ def test_no_hash_is_left(tmp_path: Path, row: tuple[RequestType, dict[int, Any]]
     assert record.space.name == "_user"
 
 
-def test_a_user_keeps_its_name_and_other_rows_their_bytes(tmp_path: Path) -> None:
+def test_user_keeps_its_name_and_other_rows_are_unchanged(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.insert(512, 1, {"chap-sha1": HASH})
     log.write((RequestType.INSERT, {0x10: 304, 0x21: USER}), (RequestType.INSERT, {0x10: 512, 0x21: (2,)}))
@@ -78,7 +78,7 @@ def test_a_user_keeps_its_name_and_other_rows_their_bytes(tmp_path: Path) -> Non
     assert np.array_equal(piece.slab.cells[rows_of.SPAN], hidden.slab.cells[rows_of.SPAN])
 
 
-def test_a_piece_without_users_passes_untouched(tmp_path: Path) -> None:
+def test_piece_without_users_is_unchanged(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.insert(512, 1)
     (piece,) = pieces(log)

@@ -1,4 +1,4 @@
-"""Rows chosen by LSN, time, space and origin."""
+"""Selection of rows by LSN, time, space and origin."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> str:
         log.create_space(513, "orders", ("id", "unsigned"))  # 3, 4
         log.insert(512, 1)  # 5
         log.insert(513, 1)  # 6
-        log.confirm(1)  # 7: belongs to no space
+        log.confirm(1)  # 7: has no space
         log.insert(512, 2)  # 8
     return log.path
 
@@ -39,6 +39,6 @@ def path(tmp_path: Path) -> str:
         ({"replicas": (1, 2), "from_lsn": 8}, [8]),
     ],
 )
-def test_selects(path: str, options: dict[str, Any], lsns: list[int]) -> None:
+def test_selection_returns_matching_rows(path: str, options: dict[str, Any], lsns: list[int]) -> None:
     reading = Reading(production(), [path], selection=Selection(**options))
     assert [lsn for piece in reading.pieces() for lsn in piece.slab.cells[LSN, piece.rows].tolist()] == lsns

@@ -1,4 +1,4 @@
-"""Slab by slab, the fast path equals the tracker transaction by transaction."""
+"""The fast path, slab by slab, gives the same result as the tracker, transaction by transaction."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ def _a_few_blocks_per_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(directory: Path, steps: list[str]) -> str:
-    """A log that a server could have written: verdicts name pending transactions."""
+    """Return a log that a server could have written: verdicts name pending transactions."""
     waiting: list[int] = []
     with Log(directory) as log:
         for step in steps:
@@ -44,7 +44,7 @@ def written(directory: Path, steps: list[str]) -> str:
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, max_size=40))
-def test_equals_the_tracker_alone(steps: list[str]) -> None:
+def test_settled_rows_equal_those_of_the_tracker_alone(steps: list[str]) -> None:
     with TemporaryDirectory() as directory:
         path = written(Path(directory), steps)
         reading = Reading(production(), [path], selection=Selection(show_system=True), settled=True)
@@ -65,7 +65,7 @@ def test_equals_the_tracker_alone(steps: list[str]) -> None:
 
 
 def test_verdict_after_a_gap_does_not_settle_transactions_before_it(tmp_path: Path) -> None:
-    """It may have been rolled back in between."""
+    """The transaction may have been rolled back in the gap."""
     log = Log(tmp_path)
     log.insert(512, 1, flags=SYNC_FLAGS)
     first = log.path
@@ -83,7 +83,7 @@ def test_verdict_after_a_gap_does_not_settle_transactions_before_it(tmp_path: Pa
 def test_verdict_after_damage_does_not_settle_transactions_before_it(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.insert(512, 1, flags=SYNC_FLAGS)
-        log.insert(513, 2)  # is settled at once
+        log.insert(513, 2)  # settled at once
         start = log.writer.size
         log.rollback(1)
         end = log.writer.size

@@ -23,7 +23,8 @@ Said = bytes | Callable[[Talk], bytes]
 
 @dataclass(frozen=True)
 class JoinLie:
-    """`said` follows the answer to JOIN or FETCH_SNAPSHOT, or is that answer. `reason` is the error of every victim.
+    """A lie: `said` follows the answer to JOIN or FETCH_SNAPSHOT, or replaces it. `reason` is the error of every
+    victim.
 
     `by_who_applies`: only victims that apply rows can notice; an archive stores them unchanged.
     """

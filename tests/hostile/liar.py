@@ -172,7 +172,7 @@ def tuple_body(key: int, text: str = MARK, *, space_id: int = SPACE_ID) -> bytes
 def row(
     lsn: int, *, tsn: int = 0, is_last: bool = True, flags: int = 0, body: bytes | None = None, **other: Any
 ) -> bytes:
-    """A row of a log as a packet: REPLACE of a tuple with the mark, a transaction of its own unless told otherwise."""
+    """Return a log row as a packet: REPLACE of a tuple with the mark, by default as a transaction of its own."""
     fields: dict[str, Any] = {"type": RequestType.REPLACE.value, "replica_id": LIAR_ID, "timestamp": 1.5} | other
     flags |= Flag.COMMIT.value if is_last else 0
     content = tuple_body(1000 + lsn % 1000) if body is None else body
@@ -180,7 +180,7 @@ def row(
 
 
 class Liar:
-    """Listens on loopback, and runs `tell` on each connection."""
+    """A server on loopback that runs `tell` on each connection."""
 
     def __init__(self, role: Role, tell: Tell) -> None:
         self._role = role

@@ -1,4 +1,4 @@
-"""What a lie is: one row of a table."""
+"""The type of a lie: one row of a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOTH: Final = ("2.6", "2.11")
 
 @dataclass(frozen=True)
 class Lie:
-    """`tell` sends it on a new connection; `reason` is a pattern of the victim's error.
+    """`tell` sends the lie on a new connection; `reason` is a pattern of the victim's error.
 
     A lie without a reason may go unnoticed: it changes nothing, and the connection continues.
     """
@@ -35,7 +35,7 @@ class Lie:
 
 
 def after_subscribe(*packets: bytes, **reply: object) -> Callable[[Talk], Awaitable[None]]:
-    """A lie in these packets of a followed master; `reply` has fields of its answer to SUBSCRIBE."""
+    """Return a lie in these packets of a followed master; `reply` has fields of its answer to SUBSCRIBE."""
 
     async def tell(talk: Talk) -> None:
         await talk.subscribed(**reply)

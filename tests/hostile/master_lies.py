@@ -1,4 +1,4 @@
-"""Lies of a master to a node that follows it, or is about to."""
+"""Lies of a master to a node that follows it, or is about to follow it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def change(type: int, space_id: int, **parts: Any) -> bytes:
 
 
 def raft(**told: Any) -> bytes:
-    """An election state between two transactions."""
+    """Send an election state between two transactions."""
     keys = {"term": 0, "vote": 1, "state": 2, "vclock": 3}
     header = Row(RAFT, replica_id=LIAR_ID, flags=Flag.COMMIT.value)
     return frame(encode_header(header) + pack({keys[name]: value for name, value in told.items()}))
@@ -72,11 +72,11 @@ def synchronous(lsn: int) -> bytes:
     return row(lsn, body=tuple_body(lsn, space_id=SYNCHRONOUS_ID), flags=flags)
 
 
-# --- before it is followed ------------------------------------------------------------------------------------------
+# --- before the subscription ------------------------------------------------------------------------------------------
 
 
 def greeted(*answers: bytes | Callable[[Talk], bytes], until: RequestType = RequestType.VOTE) -> Step:
-    """Valid up to a request, which gets these answers."""
+    """Return a lie that is valid up to a request, which gets these answers."""
 
     async def tell(talk: Talk) -> None:
         await talk.polite_until(until)
@@ -151,11 +151,15 @@ EARLY: Final = (
     Lie("vclock of 33", greeted(ok({0x26: VCLOCK_OF_33}), until=RequestType.SUBSCRIBE), r"invalid VCLOCK"),
     Lie("vclock of text", greeted(ok({0x26: {MARK: 1}}), until=RequestType.SUBSCRIBE), r"invalid VCLOCK"),
     Lie("is of another set", after_subscribe(replicaset_uuid=OTHER), f"UUID mismatch.*{OTHER}.*correct the URI"),
-    Lie("is us", after_subscribe(replica_id=VICTIM_ID), r"claims replica id 1, which is this instance.*_cluster"),
+    Lie(
+        "is us",
+        after_subscribe(replica_id=VICTIM_ID),
+        r"claims replica id 1, which is the id of this instance.*_cluster",
+    ),
     Lie("is nobody", after_subscribe(replica_id=40), r"claims invalid replica id 40"),
 )
 
-# --- bytes that are no rows -----------------------------------------------------------------------------------------
+# --- bytes that are not rows -----------------------------------------------------------------------------------------
 
 WIDE_HEADER = b"\x8f" + b"".join(bytes((0x20 + key,)) + b"\xd9\xff" + b"x" * 255 for key in range(15)) + b"\x80"
 DEEP = b"\x82\x10" + pack(SPACE_ID) + b"\x21\x92\x05" + b"\x91" * 100_000 + b"\xc0"
@@ -176,7 +180,8 @@ BYTES: Final = (
     Lie("packet cut off", after_subscribe(row(5)[:-3]), r"sent nothing for 0\.8 s"),
 )
 
-# --- rows that nobody has written -----------------------------------------------------------------------------------
+# --- rows that no instance has written
+# -----------------------------------------------------------------------------------
 
 ROWS: Final = (
     Lie("row of nobody", after_subscribe(row(5, replica_id=0)), r"invalid row 5 of replica 0: no member has this id"),
@@ -223,7 +228,7 @@ ROWS: Final = (
     Lie("no operations", after_subscribe(change(UPDATE, SPACE_ID, KEY=(1,))), r"UPDATE without operations"),
 )
 
-# --- rows that do not fit the data ----------------------------------------------------------------------------------
+# --- rows that contradict the data ----------------------------------------------------------------------------------
 
 DEFINITION: tuple[Any, ...] = (700, 1, MARK, "memtx", 0, {}, ({"name": 1},))
 

@@ -91,7 +91,7 @@ class Stage:
 
 
 def _common(node: flowstone.Node) -> dict[int, int]:
-    """Its vclock without local rows."""
+    """Return the vclock of a node without local rows."""
     return {number: lsn for number, lsn in node.info()["vclock"].items() if number}
 
 

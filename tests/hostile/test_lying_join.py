@@ -39,7 +39,7 @@ dialects = pytest.mark.parametrize("dialect", DIALECTS)
 
 
 def lies(*, fetches: bool = False, applies: bool = True) -> pytest.MarkDecorator:
-    """The lies that reach a victim and that it can notice."""
+    """Return the lies that reach a victim and that it can detect."""
     told = [
         lie
         for lie in LIES
@@ -50,7 +50,7 @@ def lies(*, fetches: bool = False, applies: bool = True) -> pytest.MarkDecorator
 
 @asynccontextmanager
 async def lying(lie: JoinLie, dialect: str, asked: RequestType) -> AsyncIterator[str]:
-    """The URI of the liar."""
+    """Yield the URI of the liar."""
     async with Liar(Role(DIALECTS[dialect], REPLICASET, VClock({1: 1})), partial(lie.tell, asked=asked)) as liar:
         yield f"spy:{SECRET}@{liar.address}"
 
@@ -113,7 +113,7 @@ ENOUGH_ROWS: Final = 200
 
 
 async def endless_snapshot(talk: Talk, asked: RequestType, is_long: asyncio.Event) -> None:
-    """Endless rows of new spaces."""
+    """Send rows of new spaces endlessly."""
     await talk.joining(asked)
     await talk.say(talk.snapshot(VICTIM))
     for number in range(512, 2**31):

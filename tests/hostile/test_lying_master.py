@@ -57,10 +57,10 @@ async def be_lied_to(lie: Lie, dialect: str, stages: Stages, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("dialect", BOTH)
-def test_a_ballot_with_more_of_our_rows_makes_us_read_only_until_we_leave_its_master(
+def test_ballot_with_more_of_our_rows_makes_the_node_read_only_while_it_follows_that_master(
     dialect: str, stages: Stages
 ) -> None:
-    """It may be true: a member that has lost rows must not write others in their place. An operator must decide."""
+    """The claim may be true: a member that has lost rows must not reuse their LSNs. An operator must decide."""
     stages.run(hear_of_lost_rows(dialect, stages))
 
 

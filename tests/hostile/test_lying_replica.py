@@ -54,7 +54,7 @@ class LyingReplica:
         return opened
 
     async def hear(self) -> None:
-        """Something more, or the end."""
+        """Wait for another answer, or the end of the connection."""
         count = len(self.heard)
         while len(self.heard) == count and not self.is_closed:
             data = b""
@@ -86,7 +86,7 @@ def test_forged_request_of_a_replica_is_rejected_without_affecting_others(
 
 async def lie_to_a_master(lie: ReplicaLie, dialect: str, stages: Stages) -> None:
     scene = await stages.get(dialect)
-    await until(lambda: scene.downstream.get("status") != "follow")  # of the lie before this one
+    await until(lambda: scene.downstream.get("status") != "follow")  # left over from the previous lie
     before = scene.picture()
     replica = await LyingReplica.open(scene)
     try:

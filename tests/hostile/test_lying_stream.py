@@ -1,6 +1,6 @@
 """A master lies to `follow` and to an archive after a valid snapshot: each reports the reason, and stores nothing.
 
-These know less than a node to compare with, so these lies are invalid for any master.
+Both victims have less state to compare with than a node, so no master may ever send these lies.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def liar(lie: Lie, dialect: str) -> Liar:
 
 
 def has_mark(directory: Path) -> bool:
-    """Return True if a log in it has a row with the mark of a lie."""
+    """Return True if a log in `directory` has a row with the mark of a lie."""
     for path in directory.glob("*.xlog"):
         with LogFile.open(production().disk, str(path)) as log:
             if any(MARK.encode() in slab.payload for slab in log.slabs()):

@@ -34,7 +34,7 @@ async def transaction_without_end(talk: Talk) -> None:
 
 
 async def packet_without_end(talk: Talk) -> None:
-    """Of the largest accepted size; its last byte never arrives."""
+    """Send a packet of the largest accepted size without its last byte."""
     await talk.subscribed()
     size = TRANSACTION_SIZE_MAX - 100
     await talk.say(b"\xce" + size.to_bytes(4, "big"))

@@ -24,7 +24,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def not_for_stand_ins(test: Test) -> Test:
-    """Mark a test that only nodes can pass."""
+    """Mark a test that only nodes, not real servers, can pass."""
     return pytest.mark.unfit(test) if IS_OURS_REAL else test
 
 
@@ -60,11 +60,11 @@ class Cluster:
         )
 
     def _defaults(self) -> dict[str, Any]:
-        """By default newer servers want to connect to all members before they join one."""
+        """Return options that let a new server join without connecting to all members first."""
         return QUICK | ({} if self.binary.dialect == "2.6" else {"bootstrap_strategy": "legacy"})
 
     def proxy(self, target: Member) -> Proxy:
-        """Return a proxy before `target`."""
+        """Return a proxy in front of `target`."""
         proxy = Proxy(target.port)
         self.proxies.append(proxy)
         return proxy

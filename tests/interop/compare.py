@@ -134,7 +134,7 @@ def oldest_lsn(member: Member, replica_id: int = 1) -> int | None:
         with LogFile.open(SystemDisk(), str(files[0])) as log:
             return log.meta.vclock.get(replica_id, 0)
     except FileNotFoundError:
-        return oldest_lsn(member, replica_id)  # it was deleted a moment ago
+        return oldest_lsn(member, replica_id)  # the file was deleted a moment ago
 
 
 def _logged(row: Any) -> LoggedRow:

@@ -1,7 +1,7 @@
 """A member of a replica set as a process: a real Tarantool or a Flowstone node, with the same interface.
 
 Options are those of `box.cfg`. Guests have all privileges on every member, and `REPLICATOR` may replicate: the first
-member (id 1) grants that, and all others receive it. Every wait has a deadline and names its condition.
+member (id 1) grants that, and all others receive it. Every wait has a deadline, and its error names the condition.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Member(ABC):
     def files(self, suffix: str) -> list[Path]:
         return sorted(self.directory.glob(f"*.{suffix}"))
 
-    # --- life ---
+    # --- start and stop ---
 
     @abstractmethod
     def _start_process(self, log: IO[bytes]) -> subprocess.Popen[bytes] | WarmProcess: ...
@@ -170,7 +170,7 @@ class Member(ABC):
         return self._process.wait(seconds)
 
     def stop(self) -> None:
-        """Stop it as an operator does."""
+        """Stop the process in order, as an operator does."""
         if self.is_running:
             assert self._process is not None
             self.resume()
@@ -183,7 +183,7 @@ class Member(ABC):
         self._forget()
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -283,7 +283,7 @@ class Member(ABC):
             eventually(f"{self} follows {upstream}", partial(is_following, upstream), seconds=seconds)
 
     def wait_vclock(self, vclock: dict[int, int], *, seconds: float = SECONDS) -> None:
-        """Wait until it has everything that `vclock` covers."""
+        """Wait until the member has all rows that `vclock` covers."""
 
         def is_there() -> bool:
             mine = self.vclock()
@@ -294,7 +294,7 @@ class Member(ABC):
         eventually(f"{self} has {vclock}", is_there, seconds=seconds)
 
     def catch_up(self, *others: Member, seconds: float = SECONDS) -> None:
-        """Wait until it has everything that the others have now."""
+        """Wait until the member has all rows that the others have now."""
         for other in others:
             self.wait_vclock(other.vclock(), seconds=seconds)
 
@@ -340,7 +340,7 @@ class RealMember(Member):
         (self.directory / "member.log").rename(self.directory / f"member-{time.time_ns()}.log")
 
     def settle(self) -> None:
-        """Its program does the setup."""
+        """The setup is done by the node's program."""
 
     def info(self) -> dict[str, Any]:
         return self.call("interop.info")
@@ -376,13 +376,13 @@ class NodeMember(Member):
         return "ready" in log.splitlines()
 
     def settle(self) -> None:
-        """On a writable first member that has no setup yet."""
+        """Perform the setup on the first member, once it is writable, unless done already."""
         if self.options.get("replication_anon") or self.options.get("read_only"):
             return
         try:
             client = self.connect(USER, PASSWORD)
         except TarantoolError:
-            return  # it has joined others, and has their users
+            return  # the node has joined others, and has their users
         with client:
             if client.call("box.info")["id"] != 1 or client.call("box.schema.user.exists", REPLICATOR[0]):
                 return

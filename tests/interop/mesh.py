@@ -1,4 +1,4 @@
-"""Replica sets in which every member follows every other, and the state of elections and queue there.
+"""Replica sets in which every member follows every other, and the state of their elections and synchronous queue.
 
 Members start with elections off: the first one creates users and spaces, then modes are set at run time.
 """
@@ -110,7 +110,7 @@ class Mesh:
         return self._wires[follower, upstream]
 
     def wires(self, member: Member) -> list[Proxy]:
-        """Return both directions between it and all others."""
+        """Return the proxies of both directions between a member and all others."""
         return self._between((member,))
 
     def _between(self, members: tuple[Member, ...]) -> list[Proxy]:
@@ -157,7 +157,7 @@ class Mesh:
         judge_all({member.name: member.directory for member in self.members} | archives)
 
     def wait_same(self, *sources: Member) -> None:
-        """Wait until all members have the rows of these."""
+        """Wait until all members have the rows of `sources`."""
         for member in self.members:
             member.catch_up(*(source for source in sources if source is not member))
 
@@ -248,7 +248,7 @@ class Pending:
         return self._answer
 
     def wait_on(self, *members: Member) -> Self:
-        """Wait until it is in the queues of these members."""
+        """Wait until the write is in the queues of `members`."""
         for member in members:
             wait_until(member, "has a transaction that waits", lambda one: queue(one)["len"])
         return self

@@ -1,6 +1,6 @@
 """`flowstone serve` with an additional function, `interop.transaction`, which runs several statements atomically.
 
-Clients of dialect 2.6 have no streams, and a real server would get Lua for it. The rest is the unchanged command.
+Clients of dialect 2.6 have no streams; on a real server the same is done in Lua. Otherwise the command is unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowstone.node.transactions import Transaction
 
 
 class ProgrammedNode(Node):
-    """A node with that function."""
+    """A node with the additional function."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -112,7 +112,7 @@ class Proxy:
         self.release()
 
     def cut_after(self, count: int) -> None:
-        """`cut` after this number of further bytes from the target."""
+        """Cut the connections after this number of further bytes from the target."""
         self._bytes_left = count
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Proxy:
                 continue
             server.settimeout(None)
             with self._lock:
-                is_welcome = not self._is_cut  # or else it came too late for `cut` to close it
+                is_welcome = not self._is_cut  # otherwise the connection came too late for `cut` to close it
                 if is_welcome:
                     self._pairs.append((client, server))
             if not is_welcome:

@@ -84,10 +84,10 @@ class Pairs:
 
     @staticmethod
     def _renew(master: Member, replica: Member) -> None:
-        master.configure(replication_synchro_quorum=1)  # still pending requests
+        master.configure(replication_synchro_quorum=1)  # requests that are still pending
         master.configure(replication=[])
         replica.catch_up(master)
-        # A connection between nodes used to heartbeats may time out without one, and is then retried only once.
+        # Without heartbeats a connection between nodes may time out, and is then retried only once.
         replica.configure(replication=[])
         eventually(f"{replica} has left", lambda: master.downstream(2).get("status") != "follow")
         for member in (master, replica):
@@ -157,8 +157,8 @@ class UnderWay:
         return [error.code if error else 0 for error in self.errors(seconds=seconds)]
 
     def abandon(self) -> None:
-        """Close the connection, as a client does that times out or dies."""
-        with suppress(OSError):  # the member was faster
+        """Close the connection, as a client that times out or dies does."""
+        with suppress(OSError):  # the member has answered already
             self._client.detach().shutdown(SHUT_RDWR)
         self._thread.join(SECONDS)
 

@@ -104,7 +104,7 @@ def test_registration_cannot_be_undone(cluster: Cluster, master_kind: str, repli
     assert replica.id == 2
 
 
-def test_an_anonymous_node_serves_anonymous_replicas_and_no_others(cluster: Cluster) -> None:
+def test_anonymous_node_serves_only_anonymous_replicas(cluster: Cluster) -> None:
     master = cluster.real("master")
     ledger.define(master)
     middle = cluster.ours("middle", replication=[master.uri], replication_anon=True, read_only=True)

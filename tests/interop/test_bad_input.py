@@ -47,7 +47,7 @@ def _restart_with(replica: Member, uri: str) -> None:
     replica.restart(replication=[uri], replication_connect_quorum=0)
 
 
-def test_wrong_password_is_named_and_tried_again(cluster: Cluster) -> None:
+def test_wrong_password_is_reported_and_retried(cluster: Cluster) -> None:
     master, replica = _pair(cluster)
     _restart_with(replica, f"replicator:wrong@{master.address}")
     message = "Incorrect password supplied for user 'replicator'"
@@ -59,13 +59,13 @@ def test_wrong_password_is_named_and_tried_again(cluster: Cluster) -> None:
 
 
 @fits("2.6")
-def test_unknown_user_is_named(cluster: Cluster) -> None:
+def test_unknown_user_is_reported(cluster: Cluster) -> None:
     master, replica = _pair(cluster)
     _restart_with(replica, f"stranger:secret@{master.address}")
     _assert_upstream(replica, 1, "loading", "User 'stranger' is not found")
 
 
-def test_user_without_rights_is_named(cluster: Cluster) -> None:
+def test_user_without_privileges_is_reported(cluster: Cluster) -> None:
     master, replica = _pair(cluster)
     workload.run(master, [["call", "box.schema.user.create", ["nobody", {"password": "secret"}]]])
     _restart_with(replica, f"nobody:secret@{master.address}")
@@ -92,7 +92,7 @@ def test_master_of_another_replica_set_is_rejected(cluster: Cluster) -> None:
     eventually("the refusal is shown", is_shown)
 
 
-def test_unreachable_master_is_named_and_a_new_member_times_out_with_it(cluster: Cluster) -> None:
+def test_unreachable_master_is_reported_and_a_new_member_times_out(cluster: Cluster) -> None:
     address = f"127.0.0.1:{free_port()}"
     replica = cluster.ours("replica", start=False, replication=[f"replicator:secret@{address}"])
     replica.launch(replication_connect_timeout=1)
@@ -105,7 +105,7 @@ def test_unreachable_master_is_named_and_a_new_member_times_out_with_it(cluster:
     assert "secret" not in log
 
 
-def test_lost_master_is_named_until_it_returns(cluster: Cluster) -> None:
+def test_lost_master_is_reported_until_it_returns(cluster: Cluster) -> None:
     master, replica = _pair(cluster)
     master.stop()
     eventually("the loss shows", lambda: replica.upstream(1).get("status") == "disconnected")
@@ -122,7 +122,7 @@ def test_lost_master_is_named_until_it_returns(cluster: Cluster) -> None:
 
 
 @fits("<3.0")  # newer masters never forget the replicas for which they keep logs
-def test_gap_in_the_logs_of_the_master_is_named(cluster: Cluster) -> None:
+def test_gap_in_the_logs_of_the_master_is_reported(cluster: Cluster) -> None:
     master = cluster.real("master", checkpoint_count=1)
     ledger.define(master)
     wire = cluster.proxy(master)
@@ -136,7 +136,7 @@ def test_gap_in_the_logs_of_the_master_is_named(cluster: Cluster) -> None:
 
 
 @fits("<3.0" if IS_OURS_REAL else ANY)
-def test_gap_in_our_logs_is_named_to_a_real_replica(cluster: Cluster) -> None:
+def test_gap_in_our_logs_is_reported_to_a_real_replica(cluster: Cluster) -> None:
     master = cluster.ours("master", checkpoint_count=1)
     ledger.define(master)
     wire = cluster.proxy(master)
@@ -192,7 +192,7 @@ def test_member_beyond_the_limit_is_rejected(cluster: Cluster, master_kind: str,
 
 
 @not_for_stand_ins  # a real server does not notice
-def test_master_that_has_lost_its_tail_is_named_with_the_lost_rows(cluster: Cluster) -> None:
+def test_master_that_lost_its_tail_is_reported_with_the_lost_rows(cluster: Cluster) -> None:
     master, replica = _pair(cluster)
     master.call("interop.transaction", ledger.transaction(1))
     replica.catch_up(master)

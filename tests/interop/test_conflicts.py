@@ -1,4 +1,4 @@
-"""Rows that cannot be applied: what stops, what is skipped, and that no transaction is applied in part."""
+"""Rows that cannot be applied stop replication or are skipped, and no transaction is applied in part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAKEN = "Duplicate key exists in unique index"
 
 
 def _pair(cluster: Cluster, master_kind: str, replica_kind: str) -> tuple[Member, Member]:
-    """The replica is writable, too, and has its own row [1, 1]."""
+    """Create a pair whose replica is writable, too, and has its own row [1, 1]."""
     master: Member = getattr(cluster, master_kind)("master")
     ledger.define(master)
     replica: Member = getattr(cluster, replica_kind)("replica", replication=[master.uri])

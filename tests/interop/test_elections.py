@@ -77,7 +77,7 @@ def _assert_one_history(mesh: Mesh) -> None:
         assert verdicts(other) == verdicts(first)
 
 
-# --- who is elected -----------------------------------------------------------------------------------------------
+# --- elections -----------------------------------------------------------------------------------------------
 
 
 @SEATS
@@ -322,7 +322,7 @@ def test_a_leader_that_resigns_is_followed_by_another_candidate(cluster: Cluster
 @pytest.mark.parametrize("joining", ["real", "ours"])
 @has_elections
 def test_joining_member_knows_owner_and_term_and_does_not_disturb_the_set(cluster: Cluster, joining: str) -> None:
-    """The one it joins is of the other kind."""
+    """It joins a member of the other kind."""
     mesh = Mesh(cluster, ("ours" if joining == "real" else "real", joining))
     leader = _elect(mesh, mode="candidate")
     for number in range(3):

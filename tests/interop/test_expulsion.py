@@ -1,4 +1,4 @@
-"""Members expelled by the other kind: nodes obey; real servers do not, and nodes reject them."""
+"""Expulsions across kinds: an expelled node stops writing; a real server does not, and nodes reject its rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _expel(by: Member, member: Member) -> int:
 
 
 @not_for_stand_ins
-def test_node_that_a_real_server_expels_is_bound(cluster: Cluster) -> None:
+def test_node_expelled_by_a_real_server_stops_writing(cluster: Cluster) -> None:
     master, replica = _pair(cluster, "real", "ours")
     _expel(master, replica)
     eventually("it knows", lambda: replica.info()["id"] is None)
@@ -112,7 +112,7 @@ def test_reissued_id_does_not_mix_the_rows_of_two_real_servers(cluster: Cluster)
 
 @not_for_stand_ins
 @fits(">=2.11")
-def test_leader_remains_after_it_expels_the_other_of_two_members(cluster: Cluster) -> None:
+def test_leader_stays_after_it_expels_the_only_other_member(cluster: Cluster) -> None:
     """Two servers of 3.8 behave the same."""
     timing: dict[str, Any] = {"replication_timeout": 0.3, "election_mode": "candidate"}
     leader = cluster.ours("leader", **timing)

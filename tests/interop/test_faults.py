@@ -25,7 +25,7 @@ SEED = 20
 
 
 class Pair:
-    """A master, its replica, and the proxy between them."""
+    """Return a master, its replica, and the proxy between them."""
 
     def __init__(self, master: Member, replica: Member, wire: Proxy) -> None:
         self.master, self.replica, self.wire = master, replica, wire
@@ -82,7 +82,7 @@ class Pair:
 
 
 @pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
-def test_rows_arrive_once_whole_and_in_order_under_faults_on_both_sides(
+def test_transactions_arrive_once_complete_and_in_order_despite_faults(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     random = Random(f"{SEED}/{master_kind}")
@@ -95,7 +95,7 @@ def test_rows_arrive_once_whole_and_in_order_under_faults_on_both_sides(
     deck: list[str] = []
     with Scribe(master) as scribe:
         for number in range(ROUNDS):
-            if number % 10 == 9:  # so that restarts do not take longer and longer; all logs are kept
+            if number % 10 == 9:  # a snapshot keeps restarts short; all logs are kept
                 master.snapshot()
                 replica.snapshot()
             deck = deck or random.sample(sorted(faults), len(faults))
@@ -123,7 +123,7 @@ def _newest(member: Member) -> int:
     return found[2] if found is not None else 0
 
 
-def test_members_that_write_to_each_other_converge_whatever_happens(cluster: Cluster) -> None:
+def test_two_masters_converge_after_faults(cluster: Cluster) -> None:
     one = cluster.real("one", replication_timeout=TIMEOUT)
     workload.run(one, workload.definitions(is_synchronous=False))
     wire = cluster.proxy(one)

@@ -28,7 +28,7 @@ Content = dict[str, dict[bytes, bytes]]
 
 
 class Copy:
-    """The data of a program that only knows the initial data and the calls of on_change."""
+    """A copy of the data, built only from the initial data and the calls of on_change."""
 
     def __init__(self, replica: flowstone.BlockingReplica) -> None:
         self.tuples: Content = read(replica)
@@ -89,7 +89,7 @@ def assert_equal(master: RealMember, replica: flowstone.BlockingReplica) -> None
 
 
 def complaints(master: RealMember) -> list[str]:
-    """Return errors of the thread that feeds us: others may have reasons of their own."""
+    """Return the errors of the server's thread that feeds us; other threads may fail for other reasons."""
     return [line for line in master.log().splitlines() if " relay/" in line and (" E> " in line or " !> " in line)]
 
 
@@ -208,7 +208,7 @@ def _acknowledged(master: RealMember) -> list[dict[int, int]]:
     return [by_id(one["downstream"]["vclock"]) for one in found.values()]
 
 
-def test_a_synchronous_transaction_that_is_rolled_back_is_never_seen(cluster: Cluster, master: RealMember) -> None:
+def test_rolled_back_synchronous_transaction_is_never_visible(cluster: Cluster, master: RealMember) -> None:
     _promote(cluster, master)
     told: list[Any] = []
     with flowstone.follow(master.uri) as replica:
@@ -247,7 +247,7 @@ def test_new_snapshot_is_fetched_when_the_logs_are_lost(cluster: Cluster, master
         plain = replica.space("plain")
         assert len(plain) == 0
         wire.cut()
-        if cluster.binary.version >= (3, 3, 0):  # it keeps them for anonymous replicas as well
+        if cluster.binary.version >= (3, 3, 0):  # this version keeps logs for anonymous replicas as well
             master.restart(wal_cleanup_delay=0, replication_anon_ttl=0.1)
         _lose_logs(master)
         wire.mend()

@@ -17,7 +17,7 @@ from tests.interop.versions import is_fit
     ("specification", "fitting"),
     [("2.6", [(2, 6, 0)]), (">=2.11", [(2, 11, 9), (3, 8, 0)]), ("<2.11", [(2, 6, 0), (2, 10, 1)])],
 )
-def test_a_specification_names_its_versions(specification: str, fitting: list[tuple[int, int, int]]) -> None:
+def test_specification_selects_its_versions(specification: str, fitting: list[tuple[int, int, int]]) -> None:
     versions = [(2, 6, 0), (2, 10, 1), (2, 11, 9), (3, 8, 0)]
     assert [version for version in versions if is_fit(version, specification)] == fitting
 
@@ -43,7 +43,7 @@ def _echo(connection: socket.socket) -> None:
             connection.sendall(data)
 
 
-def test_a_proxy_passes_holds_and_cuts(echo_port: int) -> None:
+def test_proxy_relays_holds_and_cuts(echo_port: int) -> None:
     proxy = Proxy(echo_port)
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         one.sendall(b"hello")
@@ -79,7 +79,7 @@ def test_proxy_can_block_one_direction(echo_port: int) -> None:
     proxy.close()
 
 
-def test_a_clogged_proxy_lets_bytes_through_at_its_rate(echo_port: int) -> None:
+def test_throttled_proxy_relays_bytes_at_its_rate(echo_port: int) -> None:
     proxy = Proxy(echo_port)
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         proxy.clog(100)

@@ -1,4 +1,4 @@
-"""Transactions that request to be synchronous on an asynchronous space: their rows are flagged, and members wait.
+"""Synchronous transactions on an asynchronous space, by request: their rows are flagged, and members wait.
 
 Servers before 3.0 ignore the flag: they go by the space alone, and keep rolled-back rows. Their peers must not use it.
 """
@@ -62,20 +62,22 @@ def _check(mesh: Mesh, begin: dict[Key, Any], commit: dict[Key, Any]) -> None:
 
 @fits(">=3.0")
 @WHERE
-def test_a_node_asks_real_servers_for_a_quorum(cluster: Cluster, begin: dict[Key, Any], commit: dict[Key, Any]) -> None:
+def test_node_waits_for_a_quorum_of_real_servers(
+    cluster: Cluster, begin: dict[Key, Any], commit: dict[Key, Any]
+) -> None:
     _check(_mesh(cluster, "ours", "real"), begin, commit)
 
 
 @fits(">=3.0")
 @WHERE
-def test_a_real_server_asks_a_node_for_a_quorum(
+def test_real_server_waits_for_a_quorum_of_nodes(
     cluster: Cluster, begin: dict[Key, Any], commit: dict[Key, Any]
 ) -> None:
     _check(_mesh(cluster, "real", "ours"), begin, commit)
 
 
 @fits(">=3.0")
-def test_is_sync_false_is_rejected_as_by_the_real_server(cluster: Cluster) -> None:
+def test_is_sync_false_is_rejected_like_on_a_real_server(cluster: Cluster) -> None:
     told = []
     for member in _mesh(cluster, "real", "ours"):
         refused = []

@@ -25,7 +25,7 @@ def _make(cluster: Cluster, kind: str, name: str, **options: object) -> Member:
 
 
 @BOTH_WAYS
-def test_a_replica_that_joins_while_others_write_has_every_row_once(
+def test_replica_that_joins_during_writes_has_every_row_once(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master = _make(cluster, master_kind, "master")
@@ -45,7 +45,7 @@ def _has_written(scribe: Scribe, count: int) -> bool:
 
 
 @BOTH_WAYS
-def test_a_join_needs_no_snapshot_file(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_join_needs_no_snapshot_file(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master = _make(cluster, master_kind, "master")
     ledger.define(master)
     master.snapshot()
@@ -57,7 +57,7 @@ def test_a_join_needs_no_snapshot_file(cluster: Cluster, master_kind: str, repli
 
 
 @BOTH_WAYS
-def test_a_user_without_password_replicates(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_user_without_password_can_replicate(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master = _make(cluster, master_kind, "master")
     workload.run(master, [["call", "box.schema.user.create", ["open", {"password": ""}]]])
     let_replicate(master.client, "open")
@@ -74,7 +74,7 @@ def _fill(master: Member, count: int) -> None:
 
 
 @BOTH_WAYS
-def test_a_join_cut_in_the_middle_leaves_no_half_replica(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_interrupted_join_leaves_no_partial_replica(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master = _make(cluster, master_kind, "master")
     _fill(master, 2000)
     wire = cluster.proxy(master)
@@ -85,7 +85,7 @@ def test_a_join_cut_in_the_middle_leaves_no_half_replica(cluster: Cluster, maste
     assert not replica.files("snap")
     wire.mend()
     if replica.kind == "tarantool":
-        replica.kill()  # its reaction depends on the version
+        replica.kill()  # the reaction of a real server depends on its version
 
     def is_ready_or_gone() -> bool:
         try:
@@ -102,7 +102,7 @@ def test_a_join_cut_in_the_middle_leaves_no_half_replica(cluster: Cluster, maste
 
 
 @BOTH_WAYS
-def test_a_join_over_a_slow_connection_succeeds(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_join_over_a_slow_connection_succeeds(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master = _make(cluster, master_kind, "master", replication_timeout=TIMEOUT)
     _fill(master, 1000)
     wire = cluster.proxy(master)

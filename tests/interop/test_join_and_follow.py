@@ -90,7 +90,7 @@ def test_real_replica_of_a_node_reconnects_after_a_restart_of_either(cluster: Cl
 
 
 def _lose_logs(master: Member, replica: Member) -> None:
-    """The consumer of a disconnected replica is lost, and with it the logs that it needs."""
+    """Restart the master so that it deletes the logs that a disconnected replica needs."""
     has = replica.vclock()[1]
     replica.stop()
     master.restart(checkpoint_count=1, **_no_delay(master))
@@ -143,14 +143,14 @@ def test_chain_from_a_real_server_by_a_node_to_a_real_server(cluster: Cluster) -
     last.catch_up(first, middle, seconds=CATCH_UP_SECONDS)
     assert_same_vclock(middle, last)
     assert_same_data(middle, last)
-    assert_same_data(first, last, besides=["_cluster"])  # the last one was registered by the middle one
+    assert_same_data(first, last, besides=["_cluster"])  # the middle member registered the last one
     assert_same_log(first, middle, origins=[1])
     assert_same_log(middle, last, origins=[1])
     last.wait_follow(middle)
     assert not last.upstream(1)
 
 
-def test_mesh_of_two_real_servers_and_a_node_all_writing_converges(cluster: Cluster) -> None:
+def test_mesh_of_two_real_servers_and_a_node_converges_while_all_write(cluster: Cluster) -> None:
     members: list[Member] = [
         cluster.real("one", start=False),
         cluster.ours("two", start=False, dialect=cluster.binary.dialect),

@@ -1,4 +1,6 @@
-"""A leader dies or hangs under load: a successor leads soon, no acknowledged write is lost, no rejected one is kept."""
+"""A leader dies or hangs under load: a successor takes over in time, and keeps every acknowledged write and no rejected
+one.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ class Load:
                 try:
                     with Client(member.port, seconds=PATIENCE_SECONDS) as client:
                         key = self._write(client, key)
-                except (OSError, TarantoolError):  # it is down, or rejects logins while starting
+                except (OSError, TarantoolError):  # the member is down, or rejects logins while starting
                     self._ending.wait(RETRY_SECONDS)
         except BaseException as error:
             self._problems.append(error)
@@ -203,7 +205,7 @@ def _lose_leaders(mesh: Mesh, fault: Fault) -> None:
         for _ in range(ROUNDS):
             _wait_whole(mesh, mesh.wait_leader())
             load.wait_writes("are acknowledged")
-            leader = mesh.wait_leader()  # on a busy machine another one may lead by now
+            leader = mesh.wait_leader()  # on a busy machine, another member may lead by now
             term = election(leader)["term"]
             fault(mesh, leader, term, load)
             mesh.wait_leader()

@@ -25,7 +25,7 @@ MVCC: dict[str, Any] = {"memtx_use_mvcc_engine": True}
 
 
 def _start(cluster: Cluster, kinds: tuple[str, ...]) -> Mesh:
-    """All members are asked: with a quorum of one every member may have rows that the others lack."""
+    """With a quorum of one, a read asks all members: each may have rows that the others lack."""
     options = [QUORUM | (MVCC if kind == "real" or IS_OURS_REAL else {}) for kind in kinds]
     mesh = Mesh(cluster, kinds[:1], **options[0])
     for kind, option in zip(kinds[1:], options[1:], strict=True):
@@ -102,7 +102,7 @@ def test_linearizable_read_waits_for_the_quorum_of_pending_transactions(
 
 
 @fits(">=2.11")
-def test_asynchronous_spaces_are_rejected_with_the_text_of_the_real_server(cluster: Cluster) -> None:
+def test_asynchronous_spaces_are_rejected_with_the_message_of_a_real_server(cluster: Cluster) -> None:
     mesh = _start(cluster, ("real", "ours"))
     told = []
     for member in mesh:

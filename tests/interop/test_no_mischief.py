@@ -1,4 +1,4 @@
-"""A node harms a real server no more than a real member does: no error in its log, no timeout, no orphan."""
+"""A node disturbs a real server no more than a real member does: no error in its log, no timeout, no orphan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _assert_only_goodbyes(master: Member, count: int) -> None:
 
 
 def _wait_left(master: Member, replica: Member | int) -> None:
-    """Wait until the master has noticed: a replica that returns earlier is connected twice."""
+    """Wait until the master has noticed the disconnect: a replica that returns earlier is connected twice."""
     eventually("the master notices", lambda: master.downstream(replica).get("status") == "stopped")
 
 
@@ -42,7 +42,7 @@ def _wait_heartbeats(master: Member, replica: Member, count: int) -> None:
     def are_enough() -> bool:
         downstream = master.downstream(replica)
         if not downstream:
-            return False  # it has just been registered
+            return False  # the replica has just been registered
         assert downstream["status"] == "follow", downstream
         if downstream["idle"] < idle[-1]:
             idle.append(0.0)
@@ -52,7 +52,7 @@ def _wait_heartbeats(master: Member, replica: Member, count: int) -> None:
     eventually(f"{replica} answers heartbeats", are_enough)
 
 
-def test_a_node_makes_a_real_master_log_no_error(cluster: Cluster) -> None:
+def test_node_causes_no_error_in_the_log_of_a_real_master(cluster: Cluster) -> None:
     master = cluster.real("master", replication_timeout=TIMEOUT)
     ledger.define(master)
     replica = cluster.ours("replica", replication=[master.uri], replication_timeout=TIMEOUT, read_only=True)
@@ -74,7 +74,7 @@ def test_a_node_makes_a_real_master_log_no_error(cluster: Cluster) -> None:
     _assert_only_goodbyes(master, 3)
 
 
-def test_an_anonymous_node_makes_a_real_master_log_no_error(cluster: Cluster) -> None:
+def test_anonymous_node_causes_no_error_in_the_log_of_a_real_master(cluster: Cluster) -> None:
     master = cluster.real("master", replication_timeout=TIMEOUT)
     ledger.define(master)
     replica = cluster.ours("replica", start=False, replication=[master.uri], replication_timeout=TIMEOUT)
@@ -88,7 +88,7 @@ def test_an_anonymous_node_makes_a_real_master_log_no_error(cluster: Cluster) ->
     _assert_only_goodbyes(master, 2)
 
 
-def test_a_busy_node_is_never_taken_for_lost(cluster: Cluster) -> None:
+def test_busy_node_does_not_time_out(cluster: Cluster) -> None:
     """Changes that take long to apply delay its heartbeats only for a moment."""
     master = cluster.real("master", replication_timeout=TIMEOUT)
     is_synchronous = workload.define(master, cluster.binary.dialect)

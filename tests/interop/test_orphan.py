@@ -22,7 +22,7 @@ def _pair(cluster: Cluster) -> tuple[Member, Member]:
 
 
 @fits("2.6")
-def test_a_member_that_reaches_too_few_starts_as_an_orphan_and_leaves_that_by_itself(cluster: Cluster) -> None:
+def test_member_without_enough_peers_starts_as_an_orphan_until_they_connect(cluster: Cluster) -> None:
     real, ours = _pair(cluster)
     real.stop()
     ours.restart(replication_connect_timeout=1)
@@ -37,7 +37,7 @@ def test_a_member_that_reaches_too_few_starts_as_an_orphan_and_leaves_that_by_it
 
 
 @fits("2.6")
-def test_a_quorum_of_zero_is_reached_at_once(cluster: Cluster) -> None:
+def test_quorum_of_zero_is_reached_at_once(cluster: Cluster) -> None:
     real, ours = _pair(cluster)
     real.stop()
     ours.restart(replication_connect_timeout=1, replication_connect_quorum=0)
@@ -46,7 +46,7 @@ def test_a_quorum_of_zero_is_reached_at_once(cluster: Cluster) -> None:
 
 
 @fits("2.6")
-def test_unreachable_members_in_a_new_configuration_make_an_orphan_and_a_quorum_of_zero_does_not(
+def test_unreachable_peers_make_a_reconfigured_member_an_orphan_unless_the_quorum_is_zero(
     cluster: Cluster,
 ) -> None:
     real, ours = _pair(cluster)
@@ -65,7 +65,7 @@ def test_unreachable_members_in_a_new_configuration_make_an_orphan_and_a_quorum_
     assert_converged(real, ours)
 
 
-def test_replication_is_changed_and_switched_off_while_it_runs(cluster: Cluster) -> None:
+def test_replication_can_be_changed_and_disabled_at_run_time(cluster: Cluster) -> None:
     real, ours = _pair(cluster)
     ours.configure(replication=[])
     eventually("the connection ends", lambda: not ours.upstream(1))
@@ -78,7 +78,7 @@ def test_replication_is_changed_and_switched_off_while_it_runs(cluster: Cluster)
 
 
 @pytest.mark.parametrize("loser_kind", ["real", "ours"])
-def test_a_member_that_lost_its_newest_log_gets_its_own_rows_back(cluster: Cluster, loser_kind: str) -> None:
+def test_member_that_lost_its_newest_log_recovers_its_own_rows(cluster: Cluster, loser_kind: str) -> None:
     keeper: Member = getattr(cluster, "ours" if loser_kind == "real" else "real")("keeper")
     ledger.define(keeper)
     loser: Member = getattr(cluster, loser_kind)("loser", replication=[keeper.uri])

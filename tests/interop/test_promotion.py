@@ -45,7 +45,7 @@ NEVER = 31
 
 @BOTH_WAYS
 @has_promotion
-def test_the_queue_is_claimed_taken_over_and_given_back(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_queue_is_claimed_taken_over_and_released(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = Mesh(cluster, kinds)
     one, two = mesh.members
     for member in mesh:
@@ -106,7 +106,7 @@ def _demote_in_vain(member: Member) -> None:
 
 @BOTH_WAYS
 @has_promotion
-def test_promotion_confirms_rows_on_a_quorum_and_the_old_owner_answers_its_client(
+def test_promotion_confirms_rows_with_a_quorum_and_the_old_owner_answers_its_client(
     cluster: Cluster, kinds: tuple[str, ...]
 ) -> None:
     mesh = Mesh(cluster, kinds, replication_synchro_timeout=60)
@@ -156,7 +156,7 @@ def test_returning_owner_is_read_only_until_its_next_promotion(cluster: Cluster,
 
 @CHAINS
 @has_promotion
-def test_verdicts_pass_a_chain_in_the_order_of_their_originators(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_chain_relays_verdicts_in_order(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     options = TIMING | {"replication_synchro_quorum": 1, "replication_synchro_timeout": 60}
     first: Member = getattr(cluster, kinds[0])("first", **options)
     define(first)

@@ -35,7 +35,7 @@ NEVER = 31
 
 @dataclass(frozen=True)
 class Parted:
-    """The owner of the queue, the other member, and the proxies between them; each alone is a quorum."""
+    """The owner of the queue, the other member, and the proxies between them. The quorum is one."""
 
     owner: Member
     other: Member
@@ -185,7 +185,7 @@ OWNER_KIND = pytest.mark.parametrize("owner_kind", ["real", "ours"])
 @OWNER_KIND
 @pytest.mark.parametrize("case", CONTRADICTIONS, ids=lambda case: case.__name__)
 @fits(">=2.11")
-def test_contradicting_histories_stop_replication_and_change_nothing(
+def test_contradictory_histories_stop_replication_and_change_nothing(
     cluster: Cluster, case: Case, owner_kind: str
 ) -> None:
     pair = _pair(cluster, owner_kind)
@@ -209,7 +209,7 @@ def test_contradicting_histories_stop_replication_and_change_nothing(
 @OWNER_KIND
 @pytest.mark.parametrize("case", HARMLESS, ids=lambda case: case.__name__)
 @fits(">=2.11")
-def test_histories_that_only_seem_contradictory_converge(cluster: Cluster, case: Case, owner_kind: str) -> None:
+def test_histories_that_only_look_contradictory_converge(cluster: Cluster, case: Case, owner_kind: str) -> None:
     pair = _pair(cluster, owner_kind)
     case(pair)
     pair.mesh.rejoin(pair.owner)

@@ -70,7 +70,7 @@ def pair(request: pytest.FixtureRequest, binary: Binary, pairs: Pairs) -> tuple[
 
 
 @fits("2.6")
-def test_a_replica_of_the_other_kind_makes_the_quorum(pair: tuple[Member, Member]) -> None:
+def test_replica_of_the_other_kind_completes_the_quorum(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     story = Story(master)
     assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
@@ -98,7 +98,7 @@ def test_a_replica_of_the_other_kind_makes_the_quorum(pair: tuple[Member, Member
 
 
 @fits("2.6")
-def test_a_timeout_rolls_back_on_both_sides(pair: tuple[Member, Member]) -> None:
+def test_timeout_rolls_back_on_both_sides(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     master.configure(replication_synchro_quorum=3, replication_synchro_timeout=0.1)
     story = Story(master)
@@ -282,11 +282,11 @@ def test_first_writer_to_an_empty_queue_becomes_its_owner(pair: tuple[Member, Me
     ]
 
 
-# --- who counts ---
+# --- acknowledgements that count ---
 
 
 @fits("2.6")
-def test_a_replica_that_repeats_its_ack_counts_once(pair: tuple[Member, Member]) -> None:
+def test_repeated_ack_of_a_replica_counts_once(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     for member in pair:
         member.configure(replication_timeout=QUICK["replication_timeout"])
@@ -348,7 +348,7 @@ def test_anonymous_replicas_count_as_one(cluster: Cluster, master_kind: str, rep
 
 
 @fits("2.6")
-def test_a_client_that_leaves_does_not_cancel_its_commit(pair: tuple[Member, Member]) -> None:
+def test_disconnected_client_does_not_cancel_its_commit(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     master.configure(replication_synchro_quorum=3)
     story = Story(master)
@@ -357,7 +357,7 @@ def test_a_client_that_leaves_does_not_cancel_its_commit(pair: tuple[Member, Mem
     commits.abandon()
     behind = UnderWay(master, insert(SYNC, 2))
     story.wait(3, replica)
-    wait_acked(master, replica)  # or else the first is confirmed alone
+    wait_acked(master, replica)  # otherwise the first is confirmed alone
     assert behind.is_waiting
     master.configure(replication_synchro_quorum=2)
     assert behind.codes() == [0]
@@ -469,7 +469,7 @@ def _restart_nodes(master: Member, replica: Member) -> None:
     During recovery they undo only the last row of a transaction, and for synchronous rows in their own snapshot they
     wait for a quorum that cannot be reached.
     """
-    replica.configure(**QUICK)  # it comes back soon
+    replica.configure(**QUICK)  # the replica reconnects soon
     for member in (master, replica):
         if member.kind == "flowstone":
             member.restart()
@@ -481,7 +481,7 @@ def _restart_nodes(master: Member, replica: Member) -> None:
 
 @fits("2.6")
 @THREE
-def test_a_chain_passes_verdicts_on_in_order(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_chain_relays_confirms_and_rollbacks_in_order(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     first: Member = getattr(cluster, kinds[0])("first", **PATIENT)
     define(first)
     middle: Member = getattr(cluster, kinds[1])("middle", **PATIENT, replication=[first.uri])
@@ -507,4 +507,4 @@ def test_a_chain_passes_verdicts_on_in_order(cluster: Cluster, kinds: tuple[str,
         assert unpack(last.tuples(SYNC)[0]) == (1, number if is_confirmed else number - 1)
     assert_told(story, told, first, middle, last)
     assert_converged(middle, last)
-    assert_same_data(first, middle, besides=["_cluster"])  # where the middle one registered the last one
+    assert_same_data(first, middle, besides=["_cluster"])  # the middle member registered the last one

@@ -39,7 +39,7 @@ CLUSTER = 320
 
 @fits("2.6")
 @BOTH_WAYS
-def test_a_join_waits_for_a_verdict_and_begins_again_after_a_rollback(
+def test_join_waits_for_a_verdict_and_restarts_after_a_rollback(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master, joining = _join_while_one_waits(cluster, master_kind, replica_kind)
@@ -130,7 +130,7 @@ def test_killed_replica_still_has_its_pending_transactions(
 
 @fits("2.6")
 @not_for_stand_ins  # a real 2.6.0 crashes when it commits recovered transactions
-def test_a_node_that_was_killed_decides_about_its_queue_with_a_real_replica(cluster: Cluster) -> None:
+def test_killed_node_decides_its_queue_with_a_real_replica(cluster: Cluster) -> None:
     master, replica = make_pair(cluster, "ours", "real")
     assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
     master.configure(replication_synchro_quorum=3)
@@ -187,7 +187,7 @@ def test_transactions_of_a_lost_owner_without_a_quorum_are_rolled_back(cluster: 
 
 @fits("2.6")
 @not_for_stand_ins  # a real 2.6.0 crashes when it commits recovered transactions
-def test_returning_owner_decides_nothing_before_it_has_heard_the_new_owner(cluster: Cluster) -> None:
+def test_returning_owner_decides_nothing_before_it_hears_from_the_new_owner(cluster: Cluster) -> None:
     owner, heir, third = _lose_the_owner(cluster, ("ours", "real", "real"), quorum=4)
     heir.configure(replication_synchro_timeout=0.05)
     assert UnderWay(heir, call("box.ctl.clear_synchro_queue")).codes() == [0]
@@ -229,7 +229,7 @@ def _lose_the_owner(cluster: Cluster, kinds: tuple[str, ...], *, quorum: int) ->
 
 @fits("2.6")
 @BOTH_WAYS
-def test_a_verdict_of_another_owner_stops_a_replica(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_verdict_from_another_owner_stops_a_replica(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = make_pair(cluster, master_kind, replica_kind)
     master.configure(replication_synchro_quorum=3)
     story = Story(master)

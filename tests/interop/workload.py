@@ -188,7 +188,7 @@ class Workload:
         random = self._random
         chance = random.random()
         if chance < 0.1:
-            return [["=", "doc.a", self._number]]  # alone: with others on the same field 2.6 crashes
+            return [["=", "doc.a", self._number]]  # alone: 2.6 crashes if another operation has the same field
         if chance < 0.2:
             return [["=", -1, self._strange()]]
         bits = random.getrandbits(20)

@@ -1,4 +1,4 @@
-"""Compares the request scanner with the plain decoder: for its tests and for fuzzing."""
+"""Comparison of the request scanner with the plain decoder, for tests and fuzzing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from flowstone.box.engine import bulk
 from flowstone.iproto import request_scan as scan
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.packet import PacketError, split
+from flowstone.iproto.request_scan_kernels import scan_requests
 from flowstone.iproto.requests import Request, decode_request
 from flowstone.iproto.scan import Cells
 from tests.box.spaces import box_with, definition, on
@@ -21,7 +22,7 @@ LANES = tuple(
 
 
 class Found(NamedTuple):
-    """The table of some connections' bytes, and the end of each scan."""
+    """The table of requests scanned from the bytes of several connections, and the state of each scan."""
 
     data: bytes
     cells: Cells
@@ -43,12 +44,12 @@ def scanned(buffers: list[bytes], *, size_max: int = 1 << 20, room: int = 1000) 
     spans[:, scan.AT] = spans[:, scan.START]
     spans[:, scan.SIZE_MAX] = size_max
     cells: Cells = np.full((scan.LINES, room), -7, np.int64)
-    count = scan.scan_requests(np.frombuffer(data, np.uint8), spans, cells)
+    count = scan_requests(np.frombuffer(data, np.uint8), spans, cells)
     return Found(data, cells[:, :count], spans)
 
 
 def check(found: Found) -> None:
-    """Packets equal those of `split`, and simple ones those of the decoder."""
+    """Check packets against `split`, and simple requests against the decoder."""
     for number, (start, end, at, size_max, status) in enumerate(found.spans.tolist()):
         rows = np.flatnonzero(found.cells[scan.SPAN] == number).tolist()
         packets = [found.packet(row) for row in rows]
@@ -59,7 +60,7 @@ def check(found: Found) -> None:
 
 
 def cut(data: bytes, size_max: int) -> tuple[list[bytes], int, bool]:
-    """Return, by the plain rules, the packets, their ends, and whether an invalid one follows."""
+    """Return, by the plain rules, the packets, their end, and whether an invalid one follows."""
     packets: list[bytes] = []
     end = 0
     try:
@@ -88,7 +89,7 @@ def check_simple(found: Found, row: int) -> None:
 
 
 def check_nothing_else(request: Request) -> None:
-    """Further keys of a simple request have no effect."""
+    """Check that further keys of a simple request have no effect."""
     assert [request.uint(key) for key in (Key.INDEX_ID, Key.OFFSET, Key.ITERATOR)] == [0, 0, 0]
     assert request.type != RequestType.SELECT or request.uint(Key.LIMIT) > 0
     known = {Key.SPACE_ID, Key.INDEX_ID, Key.OFFSET, Key.ITERATOR, Key.LIMIT, Key.KEY, Key.TUPLE}

@@ -1,4 +1,4 @@
-"""chap-sha1 against a recorded conversation and against itself."""
+"""chap-sha1: scrambles of a recorded conversation, and round trips."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_hash_of_the_empty_password_equals_that_of_guest_on_real_servers() -> No
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.binary(min_size=20, max_size=32))
-def test_only_the_right_password_passes(password: str, other: str, salt: bytes) -> None:
+def test_only_the_right_password_is_accepted(password: str, other: str, salt: bytes) -> None:
     answer = scramble(password, salt)
     assert check(answer, hash_of_hash(password), salt)
     assert check(answer, hash_of_hash(other), salt) == (password == other)
 
 
 @given(st.binary(max_size=40))
-def test_random_answers_never_pass(answer: bytes) -> None:
+def test_random_scramble_is_never_accepted(answer: bytes) -> None:
     assert not check(answer, hash_of_hash("secret"), b"\0" * 20)

@@ -55,15 +55,15 @@ def plain_row(found: Found, row: int, replica_id: int, lsn: int, timestamp: floa
     st.integers(0, 3),
     st.sampled_from((0, 2, 6)),
 )
-def test_rows_are_those_of_the_plain_encoder(
+def test_bulk_rows_equal_those_of_the_plain_encoder(
     packets: list[bytes], replica_id: int, lsn: int, timestamp: float, start: int, flags: int
 ) -> None:
     found = scanned([b"".join(packets)])
-    end, bits = len(packets), batches.float_bits(timestamp)
+    end = len(packets)
     start = min(start, end)
     out = np.full(batches.rows_bound(end - start, len(found.data)), 0xC1, np.uint8)
     buf = np.frombuffer(found.data, np.uint8)
-    size, count = batches.build_rows(buf, found.cells, start, end, out, replica_id, lsn, bits, flags)
+    size, count = batches.build_rows(buf, found.cells, start, end, out, replica_id, lsn, timestamp, flags)
     writes = [row for row in range(start, end) if found.cells[scan.TYPE, row] != RequestType.SELECT]
     wanted = [plain_row(found, row, replica_id, lsn + number, timestamp, flags) for number, row in enumerate(writes)]
     assert out[:size].tobytes() == b"".join(wanted)
@@ -79,7 +79,7 @@ def test_rows_are_those_of_the_plain_encoder(
     st.booleans(),
     st.integers(0, 3),
 )
-def test_replies_are_those_of_the_plain_encoder(
+def test_bulk_replies_equal_those_of_the_plain_encoder(
     answered: list[tuple[bytes, bytes | None]], schema_version: int, wide: bool, start: int
 ) -> None:
     found = scanned([b"".join(packet for packet, _ in answered)])
@@ -103,8 +103,9 @@ def test_replies_are_those_of_the_plain_encoder(
     assert (out[size:] == 0xC1).all()
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -1e300, float("inf"), 1699999999.123456])
-def test_the_bits_of_a_float_are_a_number(value: float) -> None:
-    bits = batches.float_bits(value)
-    assert type(bits) is int
-    assert np.int64(bits).view(np.float64) == value
+@pytest.mark.parametrize("timestamp", [0.0, -0.0, 1.5, -1e300, float("inf"), 1699999999.123456])
+def test_row_timestamp_has_the_bits_of_the_float(timestamp: float) -> None:
+    found = scanned([encode_request(RequestType.REPLACE.value, 1, pack({0x10: 512, 0x21: (1,)}))])
+    out = np.zeros(batches.rows_bound(1, len(found.data)), np.uint8)
+    size, _ = batches.build_rows(np.frombuffer(found.data, np.uint8), found.cells, 0, 1, out, 1, 5, timestamp, 0)
+    assert out[:size].tobytes() == plain_row(found, 0, 1, 5, timestamp, 0)

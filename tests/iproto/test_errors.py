@@ -12,7 +12,7 @@ from flowstone.iproto.errors import CLASSES, AccessDenied, TarantoolError, Tuple
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 
 
-def test_every_code_has_a_class_of_its_own_name() -> None:
+def test_every_code_has_an_error_class_of_its_name() -> None:
     assert sorted(NAMES) == list(range(len(NAMES)))
     assert len({kind.__name__ for kind in CLASSES.values()}) == len(NAMES) == len(set(NAMES.values()))
     assert all(getattr(errors, kind.__name__) is kind for kind in CLASSES.values())
@@ -42,27 +42,27 @@ def test_hint_for_an_orphan_does_not_suggest_an_option() -> None:
 
 
 @pytest.mark.parametrize("what", ["snapshots", "followers"])
-def test_refusal_of_an_expelled_server_gets_advice_about_the_expulsion(what: str) -> None:
+def test_refusal_from_an_expelled_server_has_a_hint_about_the_expulsion(what: str) -> None:
     error = error_of(5, f"Instance that was expelled from its replica set does not support {what}")
     assert error.hint == HINT_OF_EXPELLED
     assert "expelled" in HINT_OF_EXPELLED
     assert error_of(5, "Vinyl does not support this").hint == HINTS[5]
 
 
-def test_an_error_raised_here_gives_no_advice_about_another_server() -> None:
+def test_error_raised_locally_has_no_hint() -> None:
     error = TupleFound("Duplicate key exists")
     assert error.hint is None
     assert str(error) == "Duplicate key exists (ER_TUPLE_FOUND, 3)"
 
 
-def test_unknown_codes_keep_their_number() -> None:
+def test_unknown_error_code_is_preserved() -> None:
     error = error_of(9999, "from the future")
     assert type(error) is TarantoolError
     assert (error.code, error.name, str(error)) == (9999, "ER_9999", "from the future (ER_9999, 9999)")
     assert TarantoolError.code == 0
 
 
-def test_numbers_of_replication_are_those_of_real_servers() -> None:
+def test_replication_error_codes_equal_those_of_real_servers() -> None:
     expected = {7: "Readonly", 42: "AccessDenied", 47: "CredsMismatch", 63: "ReplicasetUuidMismatch"}
     expected |= {
         116: "Loading",
@@ -81,7 +81,7 @@ def test_unknown_error_name_is_not_an_attribute() -> None:
 
 
 @pytest.mark.parametrize("code", [3, 9999])
-def test_errors_survive_a_process_boundary(code: int) -> None:
+def test_errors_can_be_pickled(code: int) -> None:
     error = error_of(code, "Duplicate key exists")
     restored = pickle.loads(pickle.dumps(error))
     assert type(restored) is type(error)

@@ -1,4 +1,4 @@
-"""Extension values: exact bytes, exact refusals."""
+"""Extension values: exact encodings, and rejection of malformed payloads."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ INTERVALS = st.builds(Interval, _INT32, _INT32, _INT32, _INT64, _INT64, _INT64, 
         ("1E+200", "d1ff381c"),
     ],
 )
-def test_decimal_has_the_bytes_of_real_servers(text: str, data: str) -> None:
+def test_decimal_encoding_equals_that_of_real_servers(text: str, data: str) -> None:
     assert encode_decimal(Decimal(text)).hex() == data
     assert decode_decimal(bytes.fromhex(data)).as_tuple() == Decimal(text).as_tuple()
 
 
 @pytest.mark.parametrize("sign", "acef")
-def test_every_plus_nibble_is_read(sign: str) -> None:
+def test_decimal_with_any_plus_nibble_is_positive(sign: str) -> None:
     assert decode_decimal(bytes.fromhex("01012" + sign)) == Decimal("1.2")
 
 
 @pytest.mark.parametrize("sign", "bd")
-def test_every_minus_nibble_is_read(sign: str) -> None:
+def test_decimal_with_any_minus_nibble_is_negative(sign: str) -> None:
     assert decode_decimal(bytes.fromhex("01012" + sign)) == Decimal("-1.2")
 
 
@@ -94,28 +94,28 @@ def test_malformed_decimal_is_rejected(data: str) -> None:
         ("1E-999999", "1E-999999"),
     ],
 )
-def test_decimal_prints_in_full_up_to_the_precision_of_servers(value: str, text: str) -> None:
+def test_decimal_is_printed_in_full_up_to_the_precision_of_servers(value: str, text: str) -> None:
     assert decimal_text(Decimal(value)) == text
 
 
 @pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("-Infinity"), Decimal(10**76)])
-def test_decimal_that_no_server_stores_is_not_written(value: Decimal) -> None:
+def test_decimal_beyond_server_limits_is_rejected(value: Decimal) -> None:
     with pytest.raises(LocalProtocolError):
         encode_decimal(value)
 
 
 @given(DECIMALS)
-def test_decimal_survives_with_sign_and_trailing_zeros(value: Decimal) -> None:
+def test_decimal_round_trips_with_sign_and_trailing_zeros(value: Decimal) -> None:
     assert decode_decimal(encode_decimal(value)).as_tuple() == value.as_tuple()
 
 
-def test_datetime_leaves_an_empty_tail_out() -> None:
+def test_datetime_encoding_omits_an_empty_tail() -> None:
     assert encode_datetime(Datetime(-1)).hex() == "ff" * 8
     assert encode_datetime(Datetime(1, 2, 180, 947)).hex() == "010000000000000002000000b400b303"
 
 
 @pytest.mark.real
-def test_decimal_and_uuid_are_the_bytes_that_the_real_server_makes(tarantool: Any, tmp_path: Path) -> None:
+def test_decimal_and_uuid_encodings_equal_those_of_the_real_server(tarantool: Any, tmp_path: Path) -> None:
     texts = ["0", "-1.50", "12.345", "9" * 38, "-0.001", "1e5", "12e-30", "100"]
     instance = "11111111-0000-4000-8000-000000000001"
     script = "local function show(v) print((require('msgpack').encode(v):gsub('.', function(c) "
@@ -128,7 +128,7 @@ def test_decimal_and_uuid_are_the_bytes_that_the_real_server_makes(tarantool: An
 
 
 @given(DATETIMES)
-def test_datetime_survives(value: Datetime) -> None:
+def test_datetime_round_trips(value: Datetime) -> None:
     assert decode_datetime(encode_datetime(value)) == value
 
 
@@ -141,7 +141,7 @@ def test_malformed_datetime_is_rejected(data: str) -> None:
         decode_datetime(bytes.fromhex(data))
 
 
-def test_datetime_reads_as_iso_text() -> None:
+def test_datetime_is_printed_as_iso_8601() -> None:
     assert str(Datetime(0)) == "1970-01-01T00:00:00Z"
     assert str(Datetime(1645036200, 500_000_000, 180)) == "2022-02-16T21:30:00.5+03:00"
     assert str(Datetime(-1, 1, -90)) == "1969-12-31T22:29:59.000000001-01:30"
@@ -158,7 +158,7 @@ def test_datetime_agrees_with_the_standard_library(moment: datetime.datetime, of
 
 
 @given(st.datetimes(timezones=st.integers(-720, 840).map(lambda m: datetime.timezone(datetime.timedelta(minutes=m)))))
-def test_a_datetime_of_the_standard_library_is_written_with_its_offset(moment: datetime.datetime) -> None:
+def test_standard_datetime_is_encoded_with_its_utc_offset(moment: datetime.datetime) -> None:
     value = unpack(pack(moment))
     assert isinstance(value, Datetime)
     assert datetime.timedelta(minutes=value.tz_offset) == moment.utcoffset()
@@ -166,7 +166,7 @@ def test_a_datetime_of_the_standard_library_is_written_with_its_offset(moment: d
         assert value.to_datetime() == moment
 
 
-def test_datetime_without_a_timezone_is_rejected_with_advice() -> None:
+def test_datetime_without_a_timezone_is_rejected_with_a_hint() -> None:
     with pytest.raises(LocalProtocolError, match="datetime 2024-02-29 00:00:00 has no timezone; add a timezone"):
         pack([datetime.datetime(2024, 2, 29)])  # noqa: DTZ001
 
@@ -177,19 +177,19 @@ def test_error_names_a_timezone_unknown_to_tarantool() -> None:
         pack(datetime.datetime(2024, 2, 29, tzinfo=zone))
 
 
-def test_datetime_shows_the_moment_in_its_repr() -> None:
+def test_datetime_repr_contains_the_iso_text() -> None:
     assert repr(Datetime(1645036200, 500_000_000, 180)) == "Datetime(2022-02-16T21:30:00.5+03:00)"
     assert repr(Datetime(0, 0, 180, 947)) == "Datetime(1970-01-01T03:00:00+03:00, tz_index=947)"
 
 
-def test_interval_leaves_zeros_out() -> None:
+def test_interval_omits_zeros() -> None:
     assert encode_interval(Interval()).hex() == "00"
     assert encode_interval(Interval(year=1, month=200, day=-77)).hex() == "03000101ccc803d0b3"
     assert str(Interval(year=1, day=-77)) == "+1 years, -77 days"
 
 
 @given(INTERVALS)
-def test_interval_survives(value: Interval) -> None:
+def test_interval_round_trips(value: Interval) -> None:
     assert decode_interval(encode_interval(value)) == value
 
 
@@ -199,7 +199,7 @@ def test_malformed_interval_is_rejected(data: str) -> None:
         decode_interval(bytes.fromhex(data))
 
 
-def test_uuid_is_sixteen_bytes() -> None:
+def test_uuid_payload_must_be_16_bytes() -> None:
     value = uuid.UUID("11111111-0000-4000-8000-000000000001")
     assert decode_uuid(value.bytes) == value
     with pytest.raises(ExtensionError):
@@ -207,7 +207,7 @@ def test_uuid_is_sixteen_bytes() -> None:
 
 
 @given(st.binary(max_size=60), st.sampled_from([decode_decimal, decode_datetime, decode_interval, decode_uuid]))
-def test_random_payloads_give_a_value_or_an_extension_error(data: bytes, decode: object) -> None:
+def test_random_payload_yields_a_value_or_an_extension_error(data: bytes, decode: object) -> None:
     assert callable(decode)
     with contextlib.suppress(ExtensionError):
         decode(data)

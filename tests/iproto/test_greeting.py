@@ -1,4 +1,4 @@
-"""Greetings, recorded and made."""
+"""Greetings: recorded, generated and malformed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_recorded_greeting_round_trips(age: str, version: tuple[int, int, int]) 
     st.uuids(),
     st.binary(min_size=20, max_size=45),
 )
-def test_greeting_survives(version: tuple[int, int, int], instance: uuid.UUID, salt: bytes) -> None:
+def test_greeting_round_trips(version: tuple[int, int, int], instance: uuid.UUID, salt: bytes) -> None:
     greeting = Greeting(version, instance, salt)
     assert decode_greeting(encode_greeting(greeting)) == greeting
 
@@ -58,17 +58,17 @@ def test_invalid_greeting_is_rejected(data: bytes) -> None:
         decode_greeting(data)
 
 
-def test_development_builds_are_read() -> None:
+def test_greeting_of_a_development_build_is_read() -> None:
     assert decode_greeting(_with(b"Tarantool 3.9.0-entrypoint-84 (Binary)")).version == (3, 9, 0)
 
 
-def test_salt_too_short_is_not_sent() -> None:
+def test_encode_greeting_rejects_a_short_salt() -> None:
     with pytest.raises(LocalProtocolError):
         encode_greeting(Greeting((2, 11, 9), uuid.UUID(int=1), b"short"))
 
 
 @given(st.binary(min_size=128, max_size=128), st.integers(0, 127))
-def test_random_and_damaged_greetings_give_our_error(noise: bytes, at: int) -> None:
+def test_random_and_damaged_greetings_raise_only_greeting_errors(noise: bytes, at: int) -> None:
     good = bytearray(_with(b"Tarantool 2.6.0 (Binary) 11111111-0000-4000-8000-000000000001"))
     good[at] = noise[0]
     for data in (noise, bytes(good), bytes(good[:at])):

@@ -1,4 +1,4 @@
-"""MessagePack to Python and back, and all malformed input."""
+"""MessagePack to Python and back, and malformed input."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_every_value_survives(value: Any) -> None:
+def test_values_round_trip(value: Any) -> None:
     data = pack(value)
     assert unpack(data) == value
     assert unpack(memoryview(data)) == value
@@ -65,11 +65,11 @@ def test_every_value_survives(value: Any) -> None:
 
 
 @given(st.lists(VALUES, max_size=3).map(tuple))
-def test_values_above_the_small_size_survive(value: Any) -> None:
+def test_large_values_round_trip(value: Any) -> None:
     assert unpack(pack((value, "x" * 600))) == (value, "x" * 600)
 
 
-def test_string_that_is_not_utf8_survives() -> None:
+def test_string_with_invalid_utf8_round_trips() -> None:
     data = b"\xa3\xff\xfea"
     assert pack(unpack(data)) == data
 
@@ -95,7 +95,7 @@ def test_error_has_the_key_order_of_real_servers() -> None:
         (b"\x01" * 600, "599 bytes follow"),
     ],
 )
-def test_malformed_bytes_are_one_error(data: bytes, said: str) -> None:
+def test_malformed_bytes_raise_remote_protocol_error(data: bytes, said: str) -> None:
     with pytest.raises(RemoteProtocolError, match=said):
         unpack(data)
 
@@ -104,7 +104,7 @@ def test_nesting_up_to_the_limit_is_read() -> None:
     unpack(b"\x91" * NESTING_MAX + b"\x01")
 
 
-def test_errors_inside_errors_end_somewhere() -> None:
+def test_nested_errors_are_decoded_up_to_the_depth_limit() -> None:
     value: Any = None
     for _ in range(ERROR_DEPTH_MAX):
         value = ErrorStack((ErrorRecord("a", "b", fields={"cause": value}),))
@@ -130,20 +130,20 @@ def test_errors_inside_errors_end_somewhere() -> None:
         Extension(6, b"\x01\xff"),
     ],
 )
-def test_extension_with_invalid_content_does_not_hide_its_neighbours(odd: Extension) -> None:
+def test_extension_with_invalid_content_does_not_affect_its_neighbours(odd: Extension) -> None:
     data = pack((1, odd, "next"))
     assert unpack(data) == (1, odd, "next")
     assert pack(unpack(data)) == data
 
 
-def test_a_body_may_hold_values_of_the_full_depth() -> None:
+def test_body_values_may_have_the_full_nesting_depth() -> None:
     deepest = b"\x91" * (NESTING_MAX - 1) + b"\x90"
     assert 0x21 in unpack_body(b"\x81\x21" + deepest)
     with pytest.raises(MessagePackError, match="nested deeper"):
         unpack_body(b"\x81\x21\x91" + deepest)
 
 
-def test_claims_without_bytes_take_no_memory() -> None:
+def test_forged_array_lengths_allocate_no_memory() -> None:
     lie = b"\xdd\x00\x0f\x00\x00" * 1000 + b"\x00" * 1_000_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(MessagePackError):
@@ -158,12 +158,12 @@ def test_values_without_a_messagepack_form_are_rejected(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 1 << 99999], ids=["above", "below", "far above"])
-def test_error_names_an_integer_that_is_too_large(value: int) -> None:
+def test_error_names_an_integer_out_of_range(value: int) -> None:
     with pytest.raises(LocalProtocolError, match=r"outside the range of -2\^63 to 2\^64 - 1"):
         pack((1, {"deep": value}))
 
 
-def test_body_is_a_map_with_numbers_as_keys() -> None:
+def test_body_must_be_a_map_with_integer_keys() -> None:
     assert unpack_body(b"") == {}
     assert unpack_body(b"\x81\x10\x05") == {16: 5}
     for data in (b"\x90", b"\x81\xa1a\x01", b"\xc0"):
@@ -173,13 +173,13 @@ def test_body_is_a_map_with_numbers_as_keys() -> None:
 
 @given(st.binary(max_size=200))
 @example(b"\xc7\x0c\xff" + b"\xff" * 12)
-def test_random_bytes_give_a_value_or_our_error(data: bytes) -> None:
+def test_random_bytes_yield_a_value_or_a_protocol_error(data: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):
         unpack(data)
 
 
 @given(VALUES, st.data())
-def test_damaged_values_give_a_value_or_our_error(value: Any, data: st.DataObject) -> None:
+def test_damaged_values_yield_a_value_or_a_protocol_error(value: Any, data: st.DataObject) -> None:
     raw = bytearray(pack(value))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -188,5 +188,5 @@ def test_damaged_values_give_a_value_or_our_error(value: Any, data: st.DataObjec
         unpack(bytes(raw))
 
 
-def test_messagepacks_own_timestamp_is_left_to_the_library() -> None:
+def test_messagepack_timestamp_is_decoded_by_the_library() -> None:
     assert unpack(pack(msgpack.Timestamp(5, 6))) == msgpack.Timestamp(5, 6)

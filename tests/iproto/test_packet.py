@@ -18,7 +18,7 @@ WIRE = VECTORS / "wire"
 
 
 def recorded(name: str) -> bytes:
-    """The bytes of a real server after its greeting."""
+    """Return the bytes that a real server sent after its greeting."""
     return (WIRE / f"{name}.s2c.bin").read_bytes()[128:]
 
 
@@ -28,7 +28,7 @@ def responses(data: bytes) -> list[Response]:
     return [decode_response(packet) for packet in packets]
 
 
-def test_recorded_conversation_of_a_new_server_is_read() -> None:
+def test_recorded_conversation_of_a_newer_server_is_read() -> None:
     answers = responses(recorded("3.8-ping-vote-id"))
     assert [answer.sync for answer in answers] == [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18]
     assert all(answer.schema_version == 87 for answer in answers if answer.type != RequestType.EVENT)
@@ -39,7 +39,7 @@ def test_recorded_conversation_of_a_new_server_is_read() -> None:
         answers[10].values()
 
 
-def test_requests_are_the_bytes_of_a_recorded_client() -> None:
+def test_encoded_requests_equal_those_of_a_recorded_client() -> None:
     sent = (WIRE / "3.8-ping-vote-id.c2s.bin").read_bytes()
     assert encode_request(RequestType.PING, 7, b"") == sent[:10]
     assert encode_request(RequestType.ID, 10, pack({0x54: 1, 0x55: [0, 1]})) == sent[30:47]
@@ -58,7 +58,7 @@ def test_stream_id_is_in_the_header() -> None:
         ("3.8-replicaset-mismatch", ReplicasetUuidMismatch),
     ],
 )
-def test_recorded_refusal_is_the_error_of_its_code(name: str, kind: type[Exception]) -> None:
+def test_recorded_refusal_raises_the_error_of_its_code(name: str, kind: type[Exception]) -> None:
     error = responses(recorded(name))[-1].error()
     assert type(error) is kind
     assert error.stack is not None
@@ -66,7 +66,7 @@ def test_recorded_refusal_is_the_error_of_its_code(name: str, kind: type[Excepti
     assert error.stack.errors[0].code == error.code
 
 
-def test_unreadable_stack_leaves_code_and_message() -> None:
+def test_error_with_an_unreadable_stack_keeps_code_and_message() -> None:
     body = pack({0x31: "no", 0x52: {0: [{0: "ClientError"}]}})
     error = Response(0x8000 + 7, 1, 0, body).error()
     assert (error.code, error.message, error.stack) == (7, "no", None)
@@ -82,7 +82,7 @@ def test_buffer_split_anywhere_yields_complete_packets_and_the_rest(payloads: li
 
 
 @pytest.mark.parametrize(("length", "size"), [("05", 5), ("cc05", 5), ("cd0005", 5), ("cf0000000000000005", 5)])
-def test_any_unsigned_length_is_accepted(length: str, size: int) -> None:
+def test_packet_length_may_have_any_unsigned_encoding(length: str, size: int) -> None:
     assert split(bytes.fromhex(length) + b"x" * size) == ([b"x" * size], len(length) // 2 + size)
 
 
@@ -94,14 +94,14 @@ def test_oversized_packet_is_rejected_before_it_arrives() -> None:
             split(data)
 
 
-def test_oversized_packet_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_rejects_an_oversized_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packet, "PACKET_SIZE_MAX", 10)
     with pytest.raises(LocalProtocolError):
         frame(b"x" * 11)
 
 
 @given(st.binary(max_size=100), st.integers(0, 1110), st.integers(0, 255))
-def test_random_and_damaged_packets_give_our_error(noise: bytes, at: int, byte: int) -> None:
+def test_random_and_damaged_packets_raise_only_protocol_errors(noise: bytes, at: int, byte: int) -> None:
     damaged = bytearray(recorded("3.8-ping-vote-id"))
     damaged[at % len(damaged)] = byte
     for data in (noise, bytes(damaged), frame(noise or b"\0")):

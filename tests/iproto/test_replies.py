@@ -55,7 +55,7 @@ def test_error_reply_equals_that_of_a_real_server_except_for_its_source_line() -
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_every_reply_is_read_by_the_client(wide: bool) -> None:
+def test_every_reply_is_decoded_by_the_client(wide: bool) -> None:
     assert read(encode_ok(2**64 - 1, 9, wide=wide)) == Response(0, 2**64 - 1, 9, b"\x80")
     assert read(encode_data(1, 9, [b"\x91\x05"], wide)).values() == {0x30: ((5,),)}
     assert read(encode_reply(128, 1, 9, b"\x81\x30\x90", wide)) == Response(128, 1, 9, b"\x81\x30\x90")
@@ -72,7 +72,7 @@ def record(error: errors.TarantoolError) -> ErrorRecord:
     return received.stack.errors[0]
 
 
-def test_an_error_names_its_class() -> None:
+def test_error_record_has_the_type_and_fields_of_its_class() -> None:
     assert record(errors.NoSuchSpace("x")).type == "ClientError"
     assert record(errors.ProcLua("x")).type == "LuajitError"
     assert record(errors.System("x")).type == "SystemError"

@@ -1,4 +1,4 @@
-"""Requests as the real server reads them: valid ones, and the error for each malformed one."""
+"""Requests are decoded as by the real server, with the same error for each malformed one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def problem(data: bytes, *, is_2_6: bool = False) -> tuple[int, str]:
     return error.code, error.message
 
 
-def test_a_request_is_its_numbers_and_its_raw_values() -> None:
+def test_request_has_header_fields_and_raw_body_values() -> None:
     request = decode_request(packet({0: 3, 1: 70000, 5: 80, 10: 2}, REPLACE))
     assert request == Request(3, 70000, 80, 2, {0x10: b"\xcd\x02\x00", 0x21: b"\x92\x01\xa1a"})
     assert request.uint(0x10) == 512
@@ -32,12 +32,12 @@ def test_a_request_is_its_numbers_and_its_raw_values() -> None:
 
 
 @pytest.mark.parametrize("wide", ["cc40", "cd0040", "ce00000040", "cf0000000000000040"])
-def test_numbers_of_a_header_may_have_any_width(wide: str) -> None:
+def test_header_numbers_may_have_any_width(wide: str) -> None:
     assert decode_request(bytes.fromhex("8200" + wide + "0105")) == Request(64, 5, 0, 0, {})
     assert decode_request(bytes.fromhex("82cc00" + wide + "0105")) == Request(64, 5, 0, 0, {})
 
 
-def test_other_known_keys_of_a_header_are_passed_over() -> None:
+def test_other_known_header_keys_are_ignored() -> None:
     assert decode_request(packet({0: 64, 2: 1, 3: 5, 4: 1.5, 1: 9})) == Request(64, 9, 0, 0, {})
 
 
@@ -49,8 +49,8 @@ def test_other_known_keys_of_a_header_are_passed_over() -> None:
         (b"\xc0", 0),
         (b"\x82\x00\x03\x01", 0),
         (b"\x82\x01\x03\x00\xa1a", 3),
-        (b"\x82\x01\x03\x00\xd0\x03", 3),  # a signed number is none
-        (b"\x82\x01\x03\x04\x05", 3),  # the time stamp is a double
+        (b"\x82\x01\x03\x00\xd0\x03", 3),  # a signed integer
+        (b"\x82\x01\x03\x04\x05", 3),  # the timestamp must be a double
         (b"\x82\x01\x03\xa1a\x05", 3),
     ],
 )
@@ -59,7 +59,7 @@ def test_malformed_header_is_answered_with_its_known_fields(data: bytes, sync: i
     assert decode_request(data).sync == sync
 
 
-def test_only_2_6_refuses_header_keys_from_the_future() -> None:
+def test_only_dialect_2_6_rejects_unknown_header_keys() -> None:
     data = packet({0: 64, 1: 3, 0x60: 1})
     assert decode_request(data).error is None
     assert problem(data, is_2_6=True) == (20, "Invalid MsgPack - packet header")
@@ -82,16 +82,16 @@ def test_only_2_6_refuses_header_keys_from_the_future() -> None:
     ],
 )
 @pytest.mark.parametrize("is_2_6", [False, True])
-def test_a_broken_body_is_answered_by_error_20(body: bytes, is_2_6: bool) -> None:
+def test_malformed_body_is_answered_with_error_20(body: bytes, is_2_6: bool) -> None:
     assert problem(packet({0: 3, 1: 1}, body), is_2_6=is_2_6) == (20, "Invalid MsgPack - packet body")
 
 
-def test_malformed_body_is_found_although_no_handler_reads_it() -> None:
+def test_malformed_body_is_rejected_even_if_no_handler_reads_it() -> None:
     assert problem(packet({0: 64, 1: 1}, b"\x81")) == (20, "Invalid MsgPack - packet body")
     assert decode_request(packet({0: 64, 1: 1}, b"\x05")).error is None
 
 
-def test_a_nop_has_no_body() -> None:
+def test_nop_has_no_body() -> None:
     assert problem(packet({0: 12, 1: 1}, b"\x80")) == (20, "Invalid MsgPack - packet body")
     assert decode_request(packet({0: 12, 1: 1})).error is None
 
@@ -113,13 +113,13 @@ def test_a_nop_has_no_body() -> None:
         (7, {0x23: "u"}, "tuple"),
     ],
 )
-def test_a_missing_field_is_named(type: int, body: dict, name: str) -> None:
+def test_error_names_a_missing_mandatory_field(type: int, body: dict, name: str) -> None:
     for is_2_6 in (False, True):
         expected = (69, f"Missing mandatory field '{name}' in request")
         assert problem(packet({0: type, 1: 1}, pack(body)), is_2_6=is_2_6) == expected
 
 
-def test_statements_may_lack_a_body_and_calls_may_not() -> None:
+def test_body_is_optional_for_statements_and_mandatory_for_calls() -> None:
     assert problem(packet({0: 3, 1: 1}))[0] == 69
     assert problem(packet({0: 10, 1: 1})) == (20, "Invalid MsgPack - missing request body")
 
@@ -153,13 +153,13 @@ def test_is_sync_is_checked_only_in_begin_and_commit() -> None:
     assert decode_request(packet({0: 3, 1: 1}, body)).error is None
 
 
-def test_2_6_knows_no_streams_and_the_lowest_byte_of_a_type() -> None:
+def test_dialect_2_6_ignores_streams_and_all_but_the_lowest_byte_of_a_type() -> None:
     request = decode_request(packet({0: 0x103, 1: 1, 10: 3}, REPLACE), is_2_6=True)
     assert (request.type, request.stream_id, request.error) == (3, 0, None)
     assert decode_request(packet({0: 14, 1: 1}), is_2_6=True).error is None
 
 
-def test_types_of_keys_unknown_to_2_6_are_not_checked() -> None:
+def test_dialect_2_6_does_not_check_types_of_unknown_keys() -> None:
     body = pack({0x10: 1, 0x21: (), 0x1F: "yes"})
     assert decode_request(packet({0: 3, 1: 1}, body), is_2_6=True).error is None
     assert problem(packet({0: 3, 1: 1}, body)) == (20, "Invalid MsgPack - packet body")
@@ -176,7 +176,7 @@ def test_numbers_of_every_width_are_read(number: int) -> None:
 
 
 @given(st.binary(max_size=60), st.booleans())
-def test_no_bytes_raise_anything(data: bytes, is_2_6: bool) -> None:
+def test_any_bytes_yield_a_request_or_a_known_error(data: bytes, is_2_6: bool) -> None:
     request = decode_request(data, is_2_6=is_2_6)
     assert request.error is None or request.error.code in (20, 69, 229, 230)
 
@@ -186,7 +186,7 @@ def test_no_bytes_raise_anything(data: bytes, is_2_6: bool) -> None:
     st.dictionaries(st.integers(0, 0x64), st.one_of(st.integers(0, 9), st.text(max_size=3), st.lists(st.none()))),
     st.booleans(),
 )
-def test_a_request_keeps_each_value_of_its_body(type: int, body: dict, is_2_6: bool) -> None:
+def test_request_keeps_body_values_unchanged(type: int, body: dict, is_2_6: bool) -> None:
     request = decode_request(msgpack.packb({0: type, 1: 5}) + msgpack.packb(body), is_2_6=is_2_6)
     assert request.sync == 5
     for key, raw in request.fields.items():
@@ -201,7 +201,7 @@ def test_body_of_a_replica_request_is_kept_complete(type: int, is_2_6: bool) -> 
     assert decode_request(packet({0: type, 1: 3}, body), is_2_6=is_2_6) == Request(type, 3, 0, 0, {}, None, body)
 
 
-def test_a_map_is_split_into_raw_values_by_those_keys_that_are_numbers() -> None:
+def test_split_map_returns_raw_values_of_integer_keys() -> None:
     assert split_map(pack({1: "a", 2: {3: [4]}})) == {1: pack("a"), 2: pack({3: [4]})}
     assert split_map(pack({1: "a", "text": 5, (6,): 7, 300: None})) == {1: pack("a"), 300: b"\xc0"}
 

@@ -21,12 +21,12 @@ def test_lone_header_equals_that_of_a_row(replica_id: int, lsn: int, timestamp: 
 
 
 @pytest.mark.parametrize(("replica_id", "lsn", "timestamp"), [(0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0), (-1, 1, 1.0)])
-def test_lone_header_rejects_numbers_that_a_header_would_omit(replica_id: int, lsn: int, timestamp: float) -> None:
+def test_lone_header_rejects_numbers_that_would_be_omitted(replica_id: int, lsn: int, timestamp: float) -> None:
     with pytest.raises(AssertionError, match=r"has an? (origin|LSN|time)"):
         encode_lone_header(2, replica_id, lsn, timestamp)
 
 
 @pytest.mark.parametrize("value", [-1, None, 2**64])
-def test_uint_rejects_other_values(value: Any) -> None:
+def test_encode_uint_rejects_values_that_are_not_unsigned(value: Any) -> None:
     with pytest.raises((AssertionError, TypeError, OverflowError)):
         encode_uint(value)

@@ -1,4 +1,4 @@
-"""Slabs: the newest LSN of each origin, and their rows as objects."""
+"""Slabs: the newest LSN of each origin, and rows as objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_newest_is_the_highest_lsn_of_each_origin(origins: list[tuple[int, int]]
     assert slab_of([raw(*origin) for origin in origins]).newest() == newest
 
 
-def test_rows_are_those_that_were_encoded() -> None:
+def test_rows_equal_those_encoded() -> None:
     given = [raw(1, 7), raw(2, 3), raw(1, 8)]
     slab = slab_of(given)
     assert len(slab) == 3

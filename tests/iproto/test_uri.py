@@ -1,4 +1,4 @@
-"""Addresses, and that they keep their secrets."""
+"""Addresses: parsing, and protection of passwords."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_members, par
         ("db1:1?", Uri("db1", 1)),
     ],
 )
-def test_every_form_is_read(text: str, uri: Uri) -> None:
+def test_every_form_of_address_is_parsed(text: str, uri: Uri) -> None:
     assert parse_uri(text) == uri
 
 
@@ -57,7 +57,7 @@ def test_invalid_address_is_rejected_with_the_valid_forms(text: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 3301, b"3301"])
-def test_value_that_is_not_a_string_is_not_an_address(wrong: Any) -> None:
+def test_address_that_is_not_a_string_is_rejected(wrong: Any) -> None:
     with pytest.raises(UriError, match=f"not {type(wrong).__name__}.*host:port"):
         parse_uri(wrong)
 
@@ -71,14 +71,14 @@ SECRETS = st.text(max_size=20).map(lambda text: f"hidden{text.replace('?', '')}h
 
 
 @given(SECRETS)
-def test_a_password_is_never_shown(secret: str) -> None:
+def test_password_is_never_shown(secret: str) -> None:
     uri = parse_uri(f"bob:{secret}@db1:3301")
     assert uri.password == secret
     assert "hidden" not in f"{uri} {uri!r} {uri.address}"
 
 
 @given(SECRETS, st.sampled_from(["db1", "x:y:z", "unix/:", "db1:0"]))
-def test_a_password_is_not_shown_when_the_address_is_wrong(secret: str, place: str) -> None:
+def test_password_is_not_shown_when_the_address_is_invalid(secret: str, place: str) -> None:
     with pytest.raises(UriError) as caught:
         parse_uri(f"bob:{secret}@{place}")
     assert "hidden" not in str(caught.value)
@@ -94,20 +94,20 @@ def test_a_password_is_not_shown_when_the_address_is_wrong(secret: str, place: s
         ("transport=ssl&transport=plain", "duplicate URI parameter transport"),
     ],
 )
-def test_error_names_an_unknown_parameter(query: str, complaint: str) -> None:
+def test_invalid_parameter_is_rejected_without_showing_secrets(query: str, complaint: str) -> None:
     with pytest.raises(UriError, match=complaint) as caught:
         parse_uri(f"bob:hidden@db1:1?{query}&ssl_password=hidden")
     assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["bob:1?hidden@db1:1", "bob:hidden?x@db1:1", "bob:a@hidden?x@db1:1"])
-def test_a_password_with_a_question_mark_is_not_shown_as_address_or_parameter(text: str) -> None:
+def test_password_with_a_question_mark_is_not_shown_as_address_or_parameter(text: str) -> None:
     with pytest.raises(UriError, match=r"a \? before its last @") as caught:
         parse_uri(text)
     assert "hidden" not in str(caught.value)
 
 
-def test_a_uri_is_shown_with_its_parameters_but_without_secrets() -> None:
+def test_uri_is_shown_with_its_parameters_but_without_secrets() -> None:
     uri = parse_uri("bob:hidden@db1:1?transport=ssl&ssl_password=hidden&ssl_ca_file=/ca.pem")
     assert uri.shown == "bob@db1:1?transport=ssl&ssl_ca_file=/ca.pem"
     assert parse_uri("db1:1").shown == "db1:1"
@@ -128,7 +128,7 @@ def test_a_uri_is_shown_with_its_parameters_but_without_secrets() -> None:
         ("db1:3301/?transport=ssl&ssl_password=a", False),
     ],
 )
-def test_argument_is_a_path_only_if_it_cannot_be_an_address_or_hold_a_secret(text: str, is_one: bool) -> None:
+def test_argument_is_a_path_only_if_it_cannot_be_an_address_or_contain_a_secret(text: str, is_one: bool) -> None:
     assert means_a_path(text) is is_one
 
 
@@ -160,11 +160,11 @@ def test_several_addresses_are_rejected_when_one_is_expected(text: str, complain
 
 
 @pytest.mark.parametrize("given", ["a:1, u:p@b:2", ["a:1", "u:p@b:2"]])
-def test_members_are_a_list_or_a_string(given: Any) -> None:
+def test_members_may_be_a_list_or_a_string(given: Any) -> None:
     assert parse_members(given) == (Uri("a", 1), Uri("b", 2, "u", "p"))
 
 
-def test_password_with_a_comma_is_not_taken_for_a_list() -> None:
+def test_password_with_a_comma_is_not_split() -> None:
     assert parse_members("bob:a,b@db1:1") == (parse_uri("bob:a,b@db1:1"),) == (Uri("db1", 1, "bob", "a,b"),)
 
 

@@ -1,1 +1,3 @@
-"""Judges of directories: what a server makes of the files in them. Nothing here imports the code under test."""
+"""Judges of directories: the data that a server recovers from the files in them. Nothing here imports the code under
+test.
+"""

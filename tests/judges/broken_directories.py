@@ -36,7 +36,7 @@ _KINDS = {
 
 
 class Case(NamedTuple):
-    """`refusal` is a part of the error of servers that do not start; None if they start.
+    """`refusal` is part of the error with which servers refuse to start; None if they start.
 
     `is_defined` is False if the result depends on the compiler of the real server.
     """

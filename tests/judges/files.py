@@ -27,7 +27,7 @@ Directory = Path | Mapping[str, bytes]
 
 
 class Unreadable(Exception):
-    """A server refuses the directory for this reason."""
+    """The reason why a server refuses the directory."""
 
 
 @dataclass(frozen=True)

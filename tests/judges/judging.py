@@ -1,7 +1,7 @@
 """Judges the directories of tests: servers must start from each of them, with the same rows.
 
 Directories of 2.6 are booted by a real 2.6. Those of newer dialects are read by `recovery.py`, and booted by the real
-servers that FLOWSTONE_TARANTOOL names, which must say the same.
+servers that FLOWSTONE_TARANTOOL names, with the same result.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Rows = dict[int, frozenset[Any]]
 
 
 class Refused(AssertionError):
-    """A server does not start from a directory, or starts with other rows than another server."""
+    """A server refuses to start from a directory, or recovers different rows than another server."""
 
 
 def judge(directory: Path) -> Verdict:
-    """Return what servers recover from `directory`, which is not changed; raises Refused if one does not.
+    """Return the data that servers recover from `directory`, which is not changed; raise Refused if one fails.
 
     Returns no rows if undecidable: for 2.6, if there is no server of that version, or none can recover the directory.
     """
@@ -76,7 +76,7 @@ def refusal_of(directory: Path) -> str | None:
     """Return the reason why servers do not start from `directory`, by the judge alone; None if they do, or if
     undecidable.
 
-    It cannot where there is nothing yet, and of files of 2.6.
+    Empty directories and files of 2.6 are undecidable.
     """
     if not any(directory.glob("*.snap")) or any(directory.glob("*.vylog")):
         return None
@@ -96,9 +96,9 @@ def user_rows(verdict: Verdict) -> Rows:
 def _loadable_by_2_6(snapshots: Sequence[LogFile], logs: Sequence[LogFile]) -> LogFile | None:
     """Return the newest snapshot that 2.6.0 can start from; None if it can start from none of them.
 
-    2.6.0 refuses directories of its own: where a ROLLBACK follows a snapshot with rows of that space, and where a
-    snapshot has more than one row of synchronous spaces (it puts each into its queue, and waits for a quorum of the
-    second in vain). An older snapshot serves as well, as long as all logs since then are there.
+    2.6.0 refuses some of its own directories: if a ROLLBACK follows a snapshot with rows of that space, or if a
+    snapshot has more than one row of synchronous spaces (it queues each of them, and waits for a quorum of the second
+    in vain). An older snapshot serves as well if all logs since then exist.
     """
     if any(row.type == ROLLBACK for log in logs for row in log.rows()):
         return None

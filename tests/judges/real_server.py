@@ -1,4 +1,4 @@
-"""A real server as the judge: it boots a copy of a directory and tells what it has, or why it did not start."""
+"""A real server as the judge: it boots a copy of a directory and reports its data, or why it did not start."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ assert set(JUDGED) == {272, 280, 320}
 
 
 def booted(binary: str, directory: Path, copy: Path, *, newest: str | None = None) -> Verdict:
-    """What the server `binary` has after recovery of a copy of `directory`, which is made at `copy`.
+    """Return the data of the server `binary` after recovery from a copy of `directory`, made at `copy`.
 
-    The copy has no snapshots after the one that is called `newest`.
+    The copy has no snapshots after the one named `newest`.
     """
     copy.mkdir(parents=True)
     cfg = ""
@@ -51,7 +51,7 @@ def booted(binary: str, directory: Path, copy: Path, *, newest: str | None = Non
     expected = recovered(directory)
     members = {values[1].decode() for values in expected.rows.get(320, ())}
     if expected.refusal is None and instance_uuid(directory) not in members:
-        # Else 3.8 ends after recovery: it has no id. Archives of anonymous replicas are like that.
+        # Otherwise 3.8 exits after recovery if it has no id, as with archives of anonymous replicas.
         cfg += ", replication_anon=true, read_only=true"
     (copy / "dump.lua").write_text(DUMP.replace("CFG", cfg))
     done = subprocess.run([binary, "dump.lua"], cwd=copy, capture_output=True, timeout=120, check=False)
@@ -71,5 +71,5 @@ def booted(binary: str, directory: Path, copy: Path, *, newest: str | None = Non
 
 
 def instance_uuid(directory: Path) -> str:
-    """The UUID in the header of the newest snapshot."""
+    """Return the UUID in the header of the newest snapshot."""
     return list_files(directory)[0][-1].instance_uuid

@@ -1,7 +1,7 @@
-"""Recovery as 2.11 and 3.8 do it, from the reference and from `box.cc`, `recovery.cc` and `txn_limbo*.c`.
+"""Recovery as in 2.11 and 3.8, after the reference and `box.cc`, `recovery.cc` and `txn_limbo*.c`.
 
-`recovered` reads a directory and returns what a server would have in memory, or why it would not start. Where the two
-versions differ, `version` decides; nothing here is lenient, and nothing imports the code under test.
+`recovered` reads a directory and returns what a server would have in memory, or why it would not start. If the versions
+differ, `version` decides. Nothing here is lenient or imports the code under test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JUDGED = (272, 280, 320)
 
 @dataclass(frozen=True)
 class Verdict:
-    """`refusal` is why a server does not start, and the rest what it has if it does."""
+    """`refusal` is the reason why a server does not start; if it starts, the other fields are its data."""
 
     refusal: str | None
     rows: dict[int, frozenset[Any]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class _Entry:
 
 
 def recovered(directory: Directory, version: tuple[int, ...] = (2, 11, 9)) -> Verdict:
-    """What a server of `version` makes of the files in `directory`."""
+    """Return the result of recovery by a server of `version` from the files in `directory`."""
     recovery = _Recovery(version)
     try:
         recovery.run(directory)
@@ -104,7 +104,7 @@ class _Recovery:
     def _insert(self, row: Row) -> None:
         space_id = row.body[0x10]
         if space_id not in self._store.spaces or 0 not in self._store.spaces[space_id].indexes:
-            # A system space whose definition says nothing that matters here.
+            # A system space whose definition does not matter here.
             if space_id < 512:
                 return
             raise Unreadable(f"Space '{space_id}' does not exist")
@@ -118,7 +118,7 @@ class _Recovery:
     # --- logs ---
 
     def _check_end(self, last: LogFile) -> None:
-        """Before all else the last log is read for its end, and there LSNs must grow."""
+        """Check that LSNs grow in the last log: a server reads its end first of all."""
         vclock = dict(last.vclock)
         for row in last.rows():
             if row.lsn <= vclock.get(row.replica_id, 0):
@@ -128,7 +128,7 @@ class _Recovery:
     def _take(self, row: Row) -> None:
         if row.lsn <= self._vclock.get(row.replica_id, 0):
             if not self._rows or not row.is_commit:
-                return  # the state has it
+                return  # the state is already applied
             row = Row(NOP, row.replica_id, row.group_id, row.lsn, row.tsn, row.flags, {})
         else:
             self._vclock[row.replica_id] = row.lsn
@@ -164,7 +164,7 @@ class _Recovery:
     def _execute(self, row: Row) -> None:
         space_id = row.body.get(0x10)
         if isinstance(space_id, int) and space_id < 512 and space_id not in self._store.spaces:
-            return  # a system space that is not looked at
+            return  # a system space that is ignored here
         try:
             self._store.execute(row.type, row.body)
         except Unreadable as error:
@@ -190,7 +190,7 @@ class _Recovery:
     def _decide(self, row: Row) -> None:
         lsn = row.body.get(3, 0)
         if row.type in (CONFIRM, ROLLBACK):
-            # 2.11 made a NOP of what is not about the owner before it was written, and does not look here.
+            # 2.11 writes rows about others than the owner as NOPs, and does not check them here.
             if self._version >= (3,) and row.body.get(2, 0) != self._owner_id:
                 return
             if row.type == CONFIRM:
@@ -221,7 +221,7 @@ class _Recovery:
 
 
 def _needed(logs: list[LogFile], vclock: dict[int, int]) -> Iterator[LogFile]:
-    """The last log that begins at or before the snapshot, and all after it."""
+    """Return the last log that begins at or before the snapshot, and all later ones."""
     first = max((at for at, log in enumerate(logs) if _is_covered(log.vclock, vclock)), default=0)
     yield from logs[first:]
 
@@ -239,5 +239,5 @@ def _frozen(value: Any) -> Any:
 
 
 def frozen(values: Tuple) -> Any:
-    """A tuple in the form that verdicts have them."""
+    """Return a tuple in the form used in verdicts."""
     return _frozen(values)

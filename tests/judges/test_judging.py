@@ -1,4 +1,4 @@
-"""A directory that no server starts from fails the test that left it behind, and so do two that differ."""
+"""A test fails if it leaves a directory from which no server starts, or two that differ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_directory_rejected_by_servers_is_rejected(tmp_path: Path) -> None:
         judge(tmp_path)
 
 
-def test_directories_with_other_rows_are_rejected(tmp_path: Path) -> None:
+def test_directories_with_different_rows_are_rejected(tmp_path: Path) -> None:
     for name, key in (("one", 1), ("two", 2), ("three", 1)):
         write(tmp_path / name, [together(put(1, key))])
     verdicts = judge_all({"one": tmp_path / "one", "three": tmp_path / "three"})

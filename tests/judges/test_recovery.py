@@ -1,4 +1,4 @@
-"""The judge's verdicts: as expected, and as those of the real servers that are there."""
+"""The judge's verdicts are as expected, and equal those of the available real servers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_verdict_equals_the_expected_one_and_that_of_real_servers(case: Case, tm
 
 
 def damage(directory: Path, how: str) -> None:
-    """Breaks the files of a directory that is sound."""
+    """Damages the files of a valid directory."""
     snapshot, log = directory / f"{0:020}.snap", directory / f"{0:020}.xlog"
     data = log.read_bytes()
     match how:

@@ -36,7 +36,7 @@ def test_operation_changes_one_field(operation: list[Any], number: int, value: A
     assert BEFORE == (1, {b"a": 1, b"deep": {b"x": 5}}, [10, 20, 30], 7)
 
 
-def test_upsert_leaves_out_an_operation_that_does_not_fit() -> None:
+def test_upsert_skips_an_operation_that_cannot_be_applied() -> None:
     operations = [[b"=", b"id.a", 1], [b"+", b"id", 1]]
     assert updated(BEFORE, operations, 0, NAMES, is_upsert=True)[0] == 2
     with pytest.raises(Unreadable, match=r"cannot apply .*id\.a"):

@@ -20,9 +20,9 @@ Undo = Callable[[], None]
 
 @dataclass
 class Space:
-    """`indexes` are the fields of each unique index whose fields are plain; of the primary one, the key.
+    """`indexes` has the fields of each unique index whose fields are plain; those of the primary index are the key.
 
-    `names` are the numbers of the fields that the format names.
+    `names` has the number of each field named in the format.
     """
 
     indexes: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Store:
         self.undo.append(undo)
 
     def _define(self, space_id: int, old: Tuple | None, new: Tuple | None) -> None:
-        """What a change of a system space means for the spaces of users."""
+        """Apply a change of a system space to the definitions of user spaces."""
         values = new if new is not None else old
         assert values is not None
         if space_id == SPACE_ID and values[0] not in SYSTEM_KEY:
@@ -148,13 +148,13 @@ class Store:
 
 
 def _names(values: Tuple) -> dict[bytes, int]:
-    """The names of fields in a tuple of `_space`, with their numbers."""
+    """Return the names of fields in a tuple of `_space`, with their numbers."""
     found = ((each.get(b"name"), number) for number, each in enumerate(values[6]) if isinstance(each, dict))
     return {name: number for name, number in found if name is not None}
 
 
 def _fields(values: Tuple) -> tuple[int, ...] | None:
-    """The fields of an index of `_index`; None for a secondary one that is not looked at."""
+    """Return the fields of an index in `_index`; None for a secondary index that is ignored."""
     parts: list[int] = []
     is_plain = True
     for part in values[5]:
@@ -172,14 +172,14 @@ def _fields(values: Tuple) -> tuple[int, ...] | None:
 
 
 def _comparable(value: Any) -> Any:
-    """Of booleans and numbers, Python takes some for the same."""
+    """Return a key that distinguishes booleans from numbers, which Python considers equal."""
     return (type(value).__name__, value) if isinstance(value, bool) else value
 
 
 def updated(values: Tuple, operations: Any, base: int, names: dict[bytes, int], *, is_upsert: bool = False) -> Tuple:
-    """The tuple after the operations of UPDATE or UPSERT; fields are counted from `base`, or called by `names`.
+    """Return the tuple after the operations of UPDATE or UPSERT; fields are counted from `base`, or found by `names`.
 
-    An operation that does not fit the tuple fails an UPDATE; UPSERT leaves it out.
+    An operation that cannot be applied fails an UPDATE; UPSERT skips it.
     """
     result: list[Any] = list(values)
     for operation in operations:
@@ -197,7 +197,7 @@ def updated(values: Tuple, operations: Any, base: int, names: dict[bytes, int], 
 
 
 def _target(values: list[Any], path: bytes, names: dict[bytes, int]) -> tuple[Any, Any]:
-    """The array or map that a path, `[2][1]` or `name.key`, leads to, and the place in it; places count from one."""
+    """Return the array or map at a path such as `[2][1]` or `name.key`, and the position in it, counted from one."""
     if path in names:
         return values, names[path]
     steps = [int(number) - 1 if number else quoted or plain for number, quoted, plain in _STEP.findall(path)]

@@ -37,9 +37,9 @@ from tests.spark.lake_rows_given import (
 )
 
 ON_SPARK = os.environ.get("FLOWSTONE_LAKE_ENGINE") == "spark"
-"""`test_lake_table_spark.py` runs this module once more so, in a process of its own."""
+"""True in the second run of this module, by `test_lake_table_spark.py` in a separate process."""
 
-of_our_files = pytest.mark.skipif(ON_SPARK, reason="Spark makes files of its own")
+of_our_files = pytest.mark.skipif(ON_SPARK, reason="Spark chooses the files itself")
 
 
 def new_table(path: Path, **how: Any) -> EmbeddedTable:
@@ -67,14 +67,14 @@ def order(number: int, name: str = "x") -> bytes:
 
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few dozen rows per file, so that small tables have many."""
+    """Limit files to a few dozen rows, so that small tables have many files."""
     plain = TableFiles.write_split
     monkeypatch.setattr(TableFiles, "write_split", lambda self, rows, current=None: plain(self, rows, current, 2000))
     monkeypatch.setattr(lake_table_embedded, "COMPACT_SIZE", 8000)
     monkeypatch.setattr(lake_table_embedded, "ROWS_AT_ONCE", 30)
 
 
-def test_a_new_table_has_typed_columns_and_its_position(tmp_path: Path) -> None:
+def test_new_table_has_typed_columns_and_its_position(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({7: packed(7, "seven", 3.5, "more")}), ORDERS, at(5), UUID)
     assert rows_of(table) == [
@@ -99,7 +99,7 @@ def test_random_merges_equal_a_dict_at_every_version(tmp_path: Path, seed: int) 
     model: dict[bytes, bytes] = {}
     versions: dict[int, dict[bytes, bytes]] = {}
     for turn in range(2, 7 if ON_SPARK else 14):
-        # Sometimes anywhere, sometimes adjacent, sometimes after all others.
+        # Changes to random keys, to adjacent keys, and after the last key.
         span = chance.choice([range(2000), range(300, 340), range(2000 + 100 * turn, 2100 + 100 * turn)])
         changes = {number: chance.choice([order(number, str(turn)), None]) for number in chance.sample(span, 40)}
         if turn % 5 == 0:
@@ -137,7 +137,7 @@ def test_merged_files_stay_few_and_do_not_overlap(tmp_path: Path) -> None:
 
 @of_our_files
 @pytest.mark.usefixtures("small_files")
-def test_a_merge_of_neighbours_leaves_other_files_alone(tmp_path: Path) -> None:
+def test_merge_of_adjacent_keys_leaves_other_files_unchanged(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({number: order(number) for number in range(1000)}), ORDERS, at(2), UUID)
     done = table.merge(folded({500: order(500, "y"), 501: None}), ORDERS, at(3), UUID)
@@ -186,7 +186,7 @@ def test_replace_leaves_exactly_the_given_rows(tmp_path: Path) -> None:
     assert [row["id"] for row in rows_of(table, table.version - 1)] == [2, 3]
 
 
-def test_several_sets_share_a_table_without_touching_each_other(tmp_path: Path) -> None:
+def test_several_replica_sets_share_a_table_independently(tmp_path: Path) -> None:
     table = new_table(tmp_path, several_sets=True, others=[OTHER_UUID])
     table.merge(folded({1: order(1), 2: order(2)}), ORDERS, at(2), UUID)
     table.merge(folded({1: order(1, "other"), 3: None}), ORDERS, at(90), OTHER_UUID)
@@ -207,7 +207,7 @@ def test_several_sets_share_a_table_without_touching_each_other(tmp_path: Path) 
 
 @of_our_files
 @pytest.mark.usefixtures("small_files")
-def test_new_keys_after_all_others_get_files_of_their_own(tmp_path: Path) -> None:
+def test_new_keys_after_all_others_get_separate_files(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({number: order(number) for number in range(100)}), ORDERS, at(2), UUID)
     before = set(table.files())
@@ -242,11 +242,11 @@ def test_new_format_rewrites_all_rows_in_one_commit(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_files")
-def test_a_new_primary_key_gives_rows_new_keys(tmp_path: Path) -> None:
+def test_new_primary_key_gives_rows_new_keys(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({number: order(number, f"{99 - number:02}") for number in range(100)}), ORDERS, at(2), UUID)
     by_name = space(*((each.name, each.type) for each in ORDERS.fields), key=1)
-    # The change in the same transaction still has the old key.
+    # The change in the transaction of the new key still has the old key.
     table.merge(folded({5: None, 100: order(100, "aa")}), by_name, at(3), UUID)
     rows = rows_of(table)
     assert [row["name"] for row in rows] == [f"{number:02}" for number in range(100) if number != 94] + ["aa"]
@@ -277,7 +277,7 @@ def test_dropped_table_keeps_its_data_and_is_marked(tmp_path: Path) -> None:
 
 
 def periods(table: EmbeddedTable) -> list[tuple[Any, ...]]:
-    """Number, name, from and to, and whether it is current; of all states, in order."""
+    """Return number, name, start, end, and whether it is current, of all states, in order."""
     names = ("id", "name", "_from_version", "_to_version", "_is_current")
     found = [tuple(row[name] for name in names) for row in rows_of(table)]
     return sorted(found, key=lambda row: (row[0], row[2], row[3] or 1 << 60))
@@ -311,7 +311,7 @@ def test_history_ends_current_states_and_adds_new_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_files")
-def test_random_histories_equal_a_plain_account(tmp_path: Path) -> None:
+def test_random_histories_equal_a_simple_model(tmp_path: Path) -> None:
     chance = random.Random(5)
     table = new_table(tmp_path, history=True)
     expected: list[list[Any]] = []
@@ -352,7 +352,7 @@ def test_truncated_history_ends_all_states_and_a_new_format_rewrites_former_stat
     assert sorted(row["_extra"] for row in rows_of(table)) == ["[0.5]", "[0.5]", "[1.0]", "[7]"]
 
 
-def test_states_and_histories_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
+def test_state_table_and_history_table_reject_each_others_calls(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="has a history of its space"):
         new_table(tmp_path / "a", history=True).merge(folded({}), ORDERS, at(2), UUID)
     with pytest.raises(LakeError, match="has the state of its space"):
@@ -374,7 +374,7 @@ def test_vacuum_removes_unreferenced_files_and_orphans(tmp_path: Path) -> None:
     removed = table.vacuum(0)
     assert orphan.entry.path in removed
     assert [path.name for path in directory.glob("*.parquet")] == table.files()
-    # The checkpoint of the log contains everything needed, including the position.
+    # The checkpoint of the log contains all required entries, including the position.
     for commit in sorted((directory / "_delta_log").glob("0*.json"))[:-1]:
         commit.unlink()
     assert (tuples_in(reopened(table)), reopened(table).positions) == ({key_of(1): order(1, "5")}, {UUID: at(5)})

@@ -41,7 +41,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_a_digest_is_of_the_text_another_system_has() -> None:
+def test_digest_is_that_of_the_plain_text() -> None:
     values = [(1, "a@x", 30, {"k": [1, 2]}), (2, "ü", 31, b"\x00\xff"), None, (3, None), (4,)]
     assert masked(values, "users.email=sha256", "users.note=sha256") == [
         (1, sha256(b"a@x"), 30, sha256(b'{"k":[1,2]}')),
@@ -94,7 +94,7 @@ def test_definition_has_the_types_of_masked_tuples() -> None:
     ]
 
 
-def test_masks_reach_executors() -> None:
+def test_masks_can_be_pickled() -> None:
     mask = Masking.parse(["users.email=sha256"], "s").of(USERS)
     assert pickle.loads(pickle.dumps(mask)) == mask
 
@@ -150,7 +150,7 @@ def renamed(*names: str, space: str = "users") -> SpaceDefinition:
         (renamed("id", "mail", "age", "note"), "has no field 'email' to mask"),
         (
             renamed("id", "email", "age", "note", space="people"),
-            "was renamed to 'people', and --mask names one of them",
+            "was renamed to 'people', and --mask names only one of these",
         ),
     ],
 )
@@ -162,15 +162,14 @@ def test_mask_stays_with_its_field(now: SpaceDefinition, message: str) -> None:
         masking.follow(now, USERS)
 
 
-def test_unmasked_fields_may_be_altered() -> None:
+def test_unmasked_fields_can_be_altered() -> None:
     now = renamed("id", "email", "years", "note", "more")
     Masking.parse(["users.email=sha256"]).follow(USERS, now)
     Masking.parse(["users.email=null", "users.age=null"]).follow(USERS, renamed("id", "age", "email", "note"))
     Masking.parse(["people.email=null"]).follow(USERS, now)
     Masking().follow(USERS, renamed("id", "age", "email", "note", space="people"))
-    with pytest.raises(
-        WrongMask, match="would apply to different fields"
-    ):  # both are hidden, each in the way of the other
+    # Both fields are hidden, but each mask prevents the other.
+    with pytest.raises(WrongMask, match="would apply to different fields"):
         Masking.parse(["users.email=null", "users.age=redact"]).follow(USERS, renamed("id", "age", "email", "note"))
 
 

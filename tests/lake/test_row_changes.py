@@ -39,7 +39,7 @@ def test_changes_are_in_key_order_without_deleted_rows() -> None:
     assert changes.upserts(LakeSchema(ORDERS), 1, 2).num_rows == 0
 
 
-def test_rows_are_parted_by_keys_and_put_together_in_order() -> None:
+def test_rows_are_split_by_keys_and_merged_in_order() -> None:
     schema = LakeSchema(ORDERS)
     rows = schema.rows(pa.array([b"a", b"b", b"c"]), pa.array([packed(1), packed(2), packed(3)]))
     kept, gone = without_keys(rows, pa.array([b"b", b"x"]))

@@ -43,7 +43,7 @@ def found_in(pinned: PinnedTable, *keys: bytes) -> dict[bytes, bytes]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=50), min_size=1, unique=True), st.lists(st.binary(max_size=50)))
-def test_no_key_is_outside_of_its_range(inside: list[bytes], asked: list[bytes]) -> None:
+def test_every_key_is_within_the_range_of_its_file(inside: list[bytes], asked: list[bytes]) -> None:
     ordered = sorted(inside)
     between = KeyRange(ordered[0][:RANGE_BYTES], ordered[-1][:RANGE_BYTES])
     keys = SortedKeys(pa.array(sorted({*inside, *asked}), pa.binary()))
@@ -88,7 +88,7 @@ def test_statistics_bound_the_contents_of_a_file(tmp_path: Path) -> None:
     assert not {"number", "_key", "_tuple"} & {*said["minValues"]}
 
 
-def test_look_ups_open_only_files_that_can_have_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_ups_open_only_files_whose_range_contains_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = TableFiles(str(tmp_path))
     paths = tuple(files.write(rows(*keys)).entry.path for keys in ([b"a", b"c"], [b"d", b"f"], [b"g"]))
     pinned: PinnedTable = deepcopy(PinnedTable(files, paths))
@@ -106,7 +106,7 @@ def test_look_ups_open_only_files_that_can_have_the_key(tmp_path: Path, monkeypa
     assert [len(batch) for batch in pinned.scan()] == [2, 2, 1]
 
 
-def test_a_file_that_a_vacuum_took_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match=r"gone\.parquet is missing, but the table's log lists it"):
         TableFiles(str(tmp_path)).open("gone.parquet")
 
@@ -122,8 +122,8 @@ def test_large_tables_are_split_and_small_ones_are_not(tmp_path: Path) -> None:
     assert [each.path for each, _ in entries] == [part.entry.path for part in parts]
 
 
-def test_object_stores_are_written_and_read_as_local_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The store of delta-rs over a local directory, as it is over a bucket.
+def test_object_stores_are_written_and_read_like_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Use the store of delta-rs over a local directory, as over a bucket.
     monkeypatch.setattr(lake_files, "_LOCAL", re.compile("never"))
     (tmp_path / "other").mkdir()
     files, other = TableFiles(f"file://{tmp_path}"), TableFiles(f"file://{tmp_path}/other")

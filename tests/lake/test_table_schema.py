@@ -1,4 +1,4 @@
-"""Columns of tables: names, values, and the table's own note."""
+"""Columns of tables: names, values, and the note in the table's log."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def named(*names: str) -> SpaceDefinition:
     return SpaceDefinition(512, "s", fields=tuple(FieldDefinition(name) for name in names))
 
 
-def test_names_that_delta_refuses_are_changed_by_a_fixed_rule() -> None:
+def test_names_that_delta_refuses_are_replaced_by_a_fixed_rule() -> None:
     fields = ["plain", "a b", "a,b", "x=(1)", "", "Имя", "dotted.name"]
     assert column_names(named(*fields)) == ("plain", "a_b", "a_b_2", "x__1_", "field_5", "Имя", "dotted.name")
 
 
-def test_names_that_differ_in_case_only_or_are_ours_get_a_number() -> None:
+def test_names_that_collide_by_case_or_with_metadata_get_a_number() -> None:
     fields = ["id", "ID", "Id_2", "_key", "_TUPLE", "_lsn", "_is_current", "_extra"]
     expected = ("id", "ID_2", "Id_2_2", "_key_2", "_TUPLE_2", "_lsn_2", "_is_current_2", "_extra_2")
     assert column_names(named(*fields)) == expected
@@ -38,14 +38,14 @@ def test_rows_have_typed_columns_beside_key_and_tuple() -> None:
     assert [each.name for each in rows.schema if not each.nullable] == ["_key", "_tuple"]
 
 
-def test_parts_of_larger_arrays_are_decoded_at_their_place() -> None:
+def test_slices_of_larger_arrays_are_decoded_correctly() -> None:
     keys, tuples = pa.array([b"j", b"k", b"l"]), pa.array([packed(6), packed(7), packed(8)])
     rows = LakeSchema(ORDERS).rows(keys.slice(1, 1), tuples.slice(1, 1))
     assert (rows["id"].to_pylist(), rows["_tuple"].to_pylist()) == ([7], [packed(7)])
     assert LakeSchema(ORDERS).rows(keys.slice(3), tuples.slice(3)).num_rows == 0
 
 
-def test_a_value_that_does_not_fit_is_named_by_its_key() -> None:
+def test_error_for_an_unsuitable_value_names_its_key() -> None:
     problem = "space 'orders', tuple with _key x'6c': field 'name' is not of type string"
     with pytest.raises(LakeError, match=problem) as raised:
         LakeSchema(ORDERS).rows(pa.array([b"k", b"l"]), pa.array([packed(7, "x"), packed(8, 9)]))
@@ -70,11 +70,11 @@ def test_changed_definition_lists_its_changes() -> None:
     plain = [(each.name, each.type) for each in ORDERS.fields]
     assert schema.shows_as(schema.moved(space(*plain, name="other")))
     assert not schema.shows_as(schema.moved(space(*plain[:1], ("name", "any"), *plain[2:])))
-    assert not schema.shows_as(schema.moved(space(*plain, ("more", "any"))))  # `_extra` is then another
+    assert not schema.shows_as(schema.moved(space(*plain, ("more", "any"))))  # `_extra` has other values then
     exchanged = space(("id", "unsigned"), ("x", "string"), ("y", "string"), ("z", "string"))
     chosen = LakeSchema(exchanged, wanted=("id", "y"))
     types = [("id", "unsigned"), ("y", "string"), ("x", "string"), ("z", "string")]
-    assert not chosen.shows_as(chosen.moved(space(*types)))  # the same columns, of other fields
+    assert not chosen.shows_as(chosen.moved(space(*types)))  # the same column names, for other fields
     assert chosen.shows_as(chosen.moved(space(types[0], ("z", "string"), types[1], ("x", "string"))))
     assert schema.moved(space(*plain[:1])).wanted == ("id",)
     assert schema.has_keys_of(schema.moved(space(*plain, ("more", "any"))))
@@ -82,7 +82,7 @@ def test_changed_definition_lists_its_changes() -> None:
 
 
 @pytest.mark.parametrize("keys", [[], [b""], [b"a", b"b"], [b"a", b"", b"long" * 9]])
-def test_keys_of_several_sets_begin_with_the_uuid(keys: list[bytes]) -> None:
+def test_keys_of_several_replica_sets_begin_with_the_uuid(keys: list[bytes]) -> None:
     schema = LakeSchema(ORDERS, several_sets=True)
     prefix = schema.prefix(OTHER_UUID)
     assert len(prefix) == 16

@@ -1,9 +1,12 @@
-"""A simulated disk that loses power at any operation of a task, with any loss of unsynced data."""
+"""A simulated disk that fails or loses power at any operation of a task, with any loss of unsynced data."""
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 from flowstone.outside import Disk
 from tests.conftest import FULL
@@ -26,10 +29,26 @@ def mounted(machine: Storage) -> Disk:
     return SimulatedDisk(machine, Life("process"))
 
 
-def crashed(prepare: Callable[[Disk], None], work: Callable[[Disk], None]) -> Iterator[tuple[Disk, bool]]:
-    """Yield the disk after each crash of `work`, starting from the state made by `prepare`;
+@contextmanager
+def one_failure(machine: Storage, number: int) -> Iterator[Callable[[], bool]]:
+    """Make one disk operation fail: the one with this number, counted from 1. Yield whether it has failed."""
+    check, count = machine.check, 0
 
-    True with the disk without a crash.
+    def fail_once(operation: str, path: str) -> None:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise OSError(errno.EIO, "Input/output error", path)
+        check(operation, path)
+
+    with patch.object(machine, "check", fail_once):
+        yield lambda: count >= number
+
+
+def crashed(prepare: Callable[[Disk], None], work: Callable[[Disk], None]) -> Iterator[tuple[Disk, bool]]:
+    """Yield the disk after each crash of `work`, starting from the state made by `prepare`.
+
+    The second value is True for the last disk, on which `work` completed without a crash.
     """
     for seed in range(SEEDS):
         operations, is_done = 0, False

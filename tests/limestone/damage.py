@@ -1,7 +1,7 @@
 """Damaged files with the verdicts of the real tools: a clean file of epochs 4 and 5, with appended bytes.
 
-The durable epoch is 5 (docs/spec/limestone.md#damage-matrix). The tests of the tools use it; `test_log_scan.py` has the
-results of a scan.
+The durable epoch is 5 (docs/spec/limestone.md#damage-matrix). The tests of the tools use these cases;
+`test_log_scan.py` has the results of a scan.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SIX: Final = session(6, set_key(b"c", b"6", 6))
 
 
 class Damage(NamedTuple):
-    """`inspect`: the exit code.
+    """Appended bytes, and what the real tools do with them.
 
-    `repair` and `cut`: the messages of repair. `repaired`: the appended bytes after a repair.
+    `inspect`: the exit code. `repair` and `cut`: the messages of repair. `repaired`: the appended bytes after a repair.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """A second reader of Limestone directories with the original's rules, independent of the code under test.
 
-It follows the reference (data directory, log entries on disk, recovery, snapshot) and imports nothing from `src`, so an
-error in our own recovery cannot hide here. It takes a directory as a mapping from relative paths to contents, from any
-kind of disk. Interop tests compare its verdicts and rows with the original's.
+It follows the specification (data directory, log entries on disk, recovery, snapshot) and imports nothing from `src`,
+so that an error in our own recovery cannot hide here. It takes a directory as a mapping from relative paths to
+contents, from any kind of disk. Interop tests compare its verdicts and rows with the original's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class Broken(Exception):
 
 
 class Entry(NamedTuple):
-    """An entry at an offset of a file. `is_short`: the file ends inside it, and only `kind` is known."""
+    """An entry at an offset of a file.
+
+    `is_short`: the file ends inside the entry, and only `kind` is known.
+    """
 
     at: int
     kind: int
@@ -63,8 +66,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Judgement:
-    """`problem`: why the original would abort at its start; None if it opens the directory, and then shows `rows`.
+    """The original's verdict on a directory.
 
+    `problem`: why the original would abort at its start; None if it opens the directory, and then shows `rows`.
     `inspect`: the exit code of `tglogutil inspect`. `last_epoch`: the result of `datastore::last_epoch`.
     """
 
@@ -157,7 +161,7 @@ def _records(data: bytes) -> list[int]:
 def _catalog(files: Files) -> tuple[set[str], set[str]]:
     """Return the compacted and detached files that count.
 
-    A missing catalog is recreated empty; a damaged one is an error.
+    A missing catalog is recreated empty; a damaged catalog is an error.
     """
     if CATALOG not in files:
         return set(), set()
@@ -201,8 +205,7 @@ def _parsed_catalog(data: bytes) -> tuple[set[str], set[str]]:
 
 
 def entries_of(data: bytes) -> Iterator[Entry]:
-    """Yield entries and markers up to the end, or to the first incomplete or invalid one (its kind is above 10, or
-    0)."""
+    """Yield entries and markers up to the end, or to the first incomplete or invalid one (kind 0 or above 10)."""
     at = 0
     while at < len(data):
         found, end = _entry(data, at)
@@ -259,9 +262,10 @@ def _bytes(data: bytes, at: int, size: int) -> tuple[bytes, int]:
 
 @dataclass
 class _Scan:
-    """A scan of one log file. At startup it stops at the first error; inspection continues.
+    """A scan of one log file.
 
-    In an inspection, a later error replaces an earlier one, whichever is worse, as in the original.
+    At startup the scan stops at the first error; an inspection continues. In an inspection, a later error replaces an
+    earlier one, whichever is worse, as in the original.
     """
 
     data: bytes
@@ -393,7 +397,7 @@ def _rows(entries: list[Entry], compacted: list[Entry], *, hides_compacted: bool
             if before is None or before.version <= entry.version:
                 winners[_sort_key(entry)] = entry
     shown: dict[bytes, Entry] = {}
-    for entry in reversed(compacted):  # of several rows with one key the first counts
+    for entry in reversed(compacted):  # of several rows with one key, the first one counts
         shown[_sort_key(entry)] = entry
     for key, entry in list(shown.items()):
         if entry.version < cleared.get(entry.storage, (0, 0)):

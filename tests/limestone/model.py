@@ -1,6 +1,6 @@
 """The expected content of a store, computed as simply as possible: sessions in order of creation, rows by full scan.
 
-Knows nothing of files, channels or replicas. `tests/limestone/test_crashes_everywhere.py` compares it with the disks.
+The model has no files, channels or replicas. `tests/limestone/test_crashes_everywhere.py` compares it with the disks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ Row = tuple[int, bytes, bytes]
 
 @dataclass
 class Session:
-    """The entries of one session. `is_ending`: its end was requested, so it may be durable from then on."""
+    """The entries of one session.
+
+    `is_ending`: its end was requested, so the session may be durable from then on.
+    """
 
     epoch: int
     entries: list[Entry] = field(default_factory=list)
@@ -36,11 +39,11 @@ class Model:
         return session
 
     def start(self) -> None:
-        """Start a new life of the store: reported epochs without sessions are not on disk, and may be reused."""
+        """Start a new life of the store: epochs reported without sessions are not on disk, and may be reused."""
         self.reported = self.must_be_durable()
 
     def forget(self, durable_epoch: int) -> None:
-        """Apply a crash: drop later epochs."""
+        """Apply a crash: drop the later epochs."""
         self.sessions = [session for session in self.sessions if session.epoch <= durable_epoch]
 
     def rows(self, durable_epoch: int) -> list[Row]:

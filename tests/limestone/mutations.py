@@ -1,4 +1,4 @@
-"""Bytes damaged as disks, networks and attackers damage them."""
+"""Mutations of bytes as disks, networks and attackers damage them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INTERESTING: Final = (
     0x80,
     0xFF,
 )
-"""Types of entries and messages, and the ends of ranges."""
+"""Types of entries and messages, and the bounds of ranges."""
 
 LENGTHS: Final = (0, 1, 0x7F, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 

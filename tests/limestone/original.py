@@ -1,6 +1,6 @@
 """The original's view of a directory: its rules for startup and cursors, as plainly as possible.
 
-Only for directories that it opens (docs/spec/limestone.md#snapshot). Rows include blob ids.
+Only for directories that the original can open (docs/spec/limestone.md#snapshot). Rows include blob ids.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def listed(disk: Disk, directory: str) -> Catalog:
 def instance(disk: Disk, directory: str) -> Manifest:
     """Return the manifest that the original opens.
 
-    It locks the main file first, which must exist; `.back` may replace its content.
+    The original locks the main file first, which must exist; `.back` may replace its content.
     """
     path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
     data = read_whole(disk, path)
@@ -46,7 +46,7 @@ def instance(disk: Disk, directory: str) -> Manifest:
 
 
 def rows(disk: Disk, directory: str) -> list[Entry]:
-    """Return the rows of its cursor after ready(), with their versions."""
+    """Return the rows of the original's cursor after ready(), with their versions."""
     found = listed(disk, directory)
     winners, cleared = _sorted_entries(disk, directory, found.detached)
     snapshot = {

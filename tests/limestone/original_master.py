@@ -1,8 +1,9 @@
 """A model of the original's master: its messages and their order, and its rules for recording epochs.
 
-Written after the reference (datastore and log channel contract) and the source that it cites, including defects: a
-channel that has finished a session of an epoch is not waited for when it has another one open. Threads are tasks here,
-and every pause lets another one run. It keeps no files; what it was told is in the `Ledger`, which outlives it.
+The model follows the specification (datastore and log channel contract) and the source that it cites, including
+defects: a channel that has finished a session of an epoch is not waited for when it has another one open. Threads are
+tasks here, and every pause lets another task run. The model keeps no files; the answers that it received are in the
+`Ledger`, which outlives it.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ STORAGE: Final = 3
 
 
 class Aborted(Exception):
-    """The original aborts its process: the replica rejected something, or is lost."""
+    """The original aborts its process because the replica rejected a message, or was lost."""
 
 
 @dataclass
 class Life:
-    """`committed`: the largest epoch whose group commit the replica acknowledged;
+    """One life of a master.
 
-    `asked`: the largest one sent to it.
+    `committed`: the largest epoch whose group commit the replica acknowledged; `asked`: the largest one sent to the
+    replica.
     """
 
     committed: int = 0
@@ -46,7 +48,10 @@ class Life:
 
 @dataclass
 class Session:
-    """`is_ended`: the end was sent. `is_acknowledged`: the replica answered it."""
+    """A session that the master sent.
+
+    `is_ended`: the end was sent. `is_acknowledged`: the replica answered it.
+    """
 
     life: Life
     epoch: int
@@ -57,16 +62,19 @@ class Session:
 
     @property
     def must_be_there(self) -> bool:
-        """True if the replica acknowledged its end, and its epoch to the same master.
+        """True if the replica acknowledged the session's end, and later its epoch to the same master.
 
-        Sessions that a master did not commit before it died are withdrawn when the next one connects.
+        Sessions that a master did not commit before it died are withdrawn when the next master connects.
         """
         return self.is_acknowledged and self.epoch <= self.life.committed
 
 
 @dataclass
 class Ledger:
-    """Everything that all masters of a replica wrote and were told. `committed`: the largest acknowledged epoch."""
+    """All sessions that the masters of a replica wrote, and all answers.
+
+    `committed`: the largest acknowledged epoch.
+    """
 
     sessions: list[Session] = field(default_factory=list)
     committed: int = 0
@@ -93,7 +101,10 @@ class _Channel:
 
 
 class OriginalMaster:
-    """One life. `pause`: maximum seconds of a step of a thread."""
+    """One life of the master.
+
+    `pause`: maximum seconds of a step of a thread.
+    """
 
     def __init__(self, outside: Outside, ledger: Ledger, orders: Orders, rng: Random, pause: float) -> None:
         self.channels: list[_Channel] = []
@@ -126,7 +137,7 @@ class OriginalMaster:
         for channel in self.channels:
             await channel.peer.close()
 
-    # --- interface for its clients ---
+    # --- interface for the tests ---
 
     async def switch_epoch(self, epoch: int) -> None:
         self.switched = self._ledger.last_epoch = epoch
@@ -177,7 +188,7 @@ class OriginalMaster:
 
     async def _finish(self, channel: _Channel) -> None:
         assert channel.working is not None
-        await self._rest()  # the end of the session, synced
+        await self._rest()  # the end of the session was synced
         channel.finished = channel.working
         await self._update()
         channel.working = None

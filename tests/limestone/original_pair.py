@@ -1,8 +1,8 @@
 """A model of the original's master and our replica in the simulator, each restarted after it dies.
 
-The independent reader checks the replica's disk: all acknowledged data is present, sessions are complete, and there is
-no session whose end was never sent, or whose epoch its master did not commit before it died. That holds at every death,
-after every start, and at the end.
+The independent reader checks the replica's disk: all acknowledged data is present, sessions are complete, and no
+session is present whose end was never sent, or whose epoch its master did not commit before it died. The checks run at
+every death, after every start, and at the end.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ PAUSE_SECONDS: Final = (0.05, 1.0)
 
 FINISH_SECONDS: Final = 300.0
 SESSIONS_MAX: Final = 40
-"""Number of sessions of one life, after which its master idles."""
+"""Number of sessions of one life, after which the master idles."""
 
 SESSIONS_TOTAL_MAX: Final = 400
-"""Number of all sessions, which every check scans."""
+"""Maximum number of sessions, all of which every check scans."""
 
 
 class OriginalPair:
-    """Call `start()` at any time, and `finish()` after all faults; it returns the violations as text."""
+    """Call `start()` at any time, and `finish()` after all faults; `finish()` returns the violations as text."""
 
     def __init__(self, sim: Simulation, rng: Random, pause_seconds: tuple[float, float] = PAUSE_SECONDS) -> None:
         self.ledger = Ledger()
@@ -158,7 +158,8 @@ class OriginalPair:
             if not sim.is_running(name):
                 continue
             self.hurt_count += 1
-            # The model of the master has no disk, and a replica learns of a dead host only when that is back.
+            # The model of the master has no disk, and a replica learns of a dead host only after the host has
+            # restarted.
             match rng.randrange(4) if name == REPLICA else 0:
                 case 0:
                     sim.kill(name)
@@ -220,7 +221,10 @@ class OriginalPair:
 
 
 def run(seed: int, seconds: float = 6.0) -> tuple[list[str], OriginalPair]:
-    """Return the violations in one run of such a pair. Half of the runs put open sessions into the file early."""
+    """Return the violations in one run of such a pair.
+
+    Half of the runs write open sessions to the file early.
+    """
     sim = Simulation(f"original/{seed}")
     spill = Random(f"{seed}/spill").choice([0, 200, SPILL, SPILL])
 

@@ -1,4 +1,4 @@
-"""A master and its replica in the simulator, each restarted after its death and a check of its directory."""
+"""A master and its replica in the simulator; each is restarted after its death and a check of its directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BETWEEN_SECONDS: Final = (0.0, 8.0)
 
 
 class Pair:
-    """Runs programs on a master with a replica, until one is fully durable and `is_enough` holds."""
+    """Runs programs on a master with a replica, until one program is fully durable and `is_enough` holds."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Pair:
         self.settings = settings
         self.model = Model()
         self.past: list[Model] = []
-        """The expected content without each of the master's crashes."""
+        """The expected content as it was before each crash of the master."""
         self.seed = seed
         self.program_count = 0
         """Number of started programs."""
@@ -67,7 +67,7 @@ class Pair:
             keeper.cancel()
 
     def check_end(self) -> None:
-        """Check that both sides have everything."""
+        """Check that both sides have all reported epochs."""
         for name in (MASTER, REPLICA):
             self.stage.storage(name).spare()
             assert check(self.stage, name, self.model) >= self.model.last_epoch()

@@ -56,7 +56,7 @@ class Peer:
         self._stream.write(b"".join(each if isinstance(each, bytes) else encode(each) for each in messages))
 
     async def receive(self) -> Message | None:
-        """Return the next answer; None if the connection is closed."""
+        """Return the next answer, or None if the connection is closed."""
         async with asyncio.timeout(SECONDS):
             while (message := self._parser.next_message()) is None:
                 try:
@@ -84,7 +84,7 @@ class Peer:
         assert answer == (), answer
 
     async def refused(self, *messages: Message | bytes) -> int | None:
-        """Return the code of the ERROR, None if there is none, once the connection is closed."""
+        """Return the code of the ERROR after which the replica closes the connection; None if there is none."""
         answer = await self.ask(*messages)
         if answer is None:
             return None
@@ -108,7 +108,7 @@ class Peer:
 
 
 class Connector:
-    """A part of Network: connects, and finally closes the connections that a test left open."""
+    """A part of Network that connects, and finally closes the connections that a test left open."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

@@ -1,8 +1,8 @@
 """The state that entries add up to, computed plainly, to compare with the compiled code.
 
-Per key, the entry with the highest write version, unless its storage was cleared later
-(docs/spec/limestone.md#winning-entry). Takes entries that count, in any order; of two entries with the same version the
-later one wins.
+For each key, the entry with the highest write version counts, unless its storage was cleared later
+(docs/spec/limestone.md#winning-entry). The input is the entries that count, in any order; of two entries with the same
+version the later one wins.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def sort_key(entry: Entry) -> bytes:
 
 
 class Snapshot:
-    """Grows by `add`; its state is available at any moment."""
+    """The state after all entries added so far."""
 
     def __init__(self) -> None:
         self.cleared: dict[int, WriteVersion] = {}
         """Per storage, the version at which it was last cleared or removed."""
         self.max_blob_id = 0
-        """The largest blob id of any entry, so that none is reused."""
+        """The largest blob id of any entry, so that no id is reused."""
         self._winners: dict[tuple[int, bytes], Entry] = {}
         self._compacted: dict[tuple[int, bytes], Entry] = {}
 
@@ -67,7 +67,7 @@ class Snapshot:
     def changes(self, *, with_removes: bool) -> list[Entry]:
         """Return the content of a snapshot file: the winners among the entries of log files, in key order.
 
-        Removes matter in a directory with a compacted file, whose copy of the key they hide.
+        Removes are needed in a directory with a compacted file, because they hide its copy of the key.
         """
         found = self._alive(self._winners.values())
         return sorted((entry for entry in found if with_removes or not _is_remove(entry)), key=sort_key)

@@ -1,6 +1,6 @@
 """Random programs for a master and its replica in the simulator, and the expected content of their directories.
 
-A program runs several log channels concurrently, each with session after session, while epochs are switched. The
+A program runs several log channels concurrently, each with one session after another, while epochs are switched. The
 `Model` records the calls, and the epochs that the store reported durable. A blob holds the value of its row.
 """
 
@@ -31,11 +31,11 @@ from tests.simulation.simulation import Simulation
 MASTER, REPLICA = "master", "replica"
 ENDPOINT: Final = Endpoint(REPLICA, 4000)
 REPAIRABLE: Final = 1
-"""Exit code of the original's tool if it can repair a directory without loss."""
+"""Exit code of the original's tool if the directory can be repaired without loss."""
 
 KEYS: Final = tuple(b"k%d" % number for number in range(6))
 STORAGES: Final = (1, 2, 256)
-"""The last one comes first in cursor order."""
+"""Storage ids; the last one comes first in cursor order."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ async def start_master(stage: Simulation, model: Model, settings: Settings, chan
 
 
 class Program:
-    """One run of a program on a master; continues after the last one on the same model."""
+    """One run of a program on a master, or the continuation of an earlier run on the same model."""
 
     def __init__(self, stage: Simulation, model: Model, shape: Shape, rng: Random) -> None:
         self._stage = stage
@@ -109,7 +109,7 @@ class Program:
     async def _switch(self, store: AsyncDatastore) -> None:
         pause, sessions = self._shape.pause_seconds, 0
         while self.open_channels:
-            # Increasingly rare if all wait for a replica.
+            # Switches become rarer while all channels wait for a replica.
             pause = 1.5 * pause if sessions == len(self._model.sessions) else self._shape.pause_seconds
             sessions = len(self._model.sessions)
             await self._clock.sleep(self._rng.uniform(0, 2 * pause))
@@ -216,21 +216,21 @@ def files_on(disk: Disk, directory: str) -> dict[str, bytes]:
 
 
 def is_seeding(stage: Simulation, name: str) -> bool:
-    """Return True if a replica's content is not that of its directory: old data would be restored at a start."""
+    """Return True if a replica's content is not that of its directory: a start would restore the old data."""
     disk, path = stage.look(name), f"/{name}"
     return disk.kind(path) is not None and replica_seeding.read(disk, path).phase in (Phase.MOVING, Phase.SEEDING)
 
 
 def check(stage: Simulation, name: str, *timelines: Model) -> int:
-    """Check that one side has all reported epochs in full, and later ones completely or not at all; return its durable
-    epoch.
+    """Check that one side has all reported epochs in full, and later ones completely or not at all.
 
-    A replica may not know yet that its master crashed, and have the content without that crash.
+    Return its durable epoch. A replica may not know yet that its master crashed, and have the content from before that
+    crash.
     """
     found = found_on(stage, name)
     durable, rows = found.durable_epoch, shown(found)
     needed = timelines[0].must_be_durable()
-    assert durable >= needed, f"{name} lost epoch {needed}: it has {durable}"
+    assert durable >= needed, f"{name} lost epoch {needed}: its durable epoch is {durable}"
     check_by_the_original(stage.look(name), f"/{name}", found)
     possible = [model for model in timelines if not model.unfinished(durable)]
     assert possible, f"{name} has epoch {durable}, which has an open session"
@@ -245,14 +245,14 @@ def check(stage: Simulation, name: str, *timelines: Model) -> int:
 def check_by_the_original(disk: Disk, directory: str, found: RecoveredDirectory) -> None:
     """Check that the original opens the directory with the same catalog and the same rows.
 
-    It does not open the remains of an interrupted session or epoch record before a repair, by its tool or by our next
-    start; it must not report them as a loss of durable data.
+    The original does not open the remains of an interrupted session or epoch record before a repair, by its tool or by
+    our next start; but it must not report them as a loss of durable data.
     """
-    assert original.listed(disk, directory) == found.catalog, f"the original has another catalog of {directory}"
+    assert original.listed(disk, directory) == found.catalog, f"the original reads a different catalog in {directory}"
     judged = judge(files_on(disk, directory))
     if judged.problem is None:
         assert (judged.durable_epoch, judged.plain_rows()) == (found.durable_epoch, shown(found)), directory
-        assert not judged.missing_blobs, f"the original misses blobs {judged.missing_blobs} of {directory}"
+        assert not judged.missing_blobs, f"the original reports missing blobs {judged.missing_blobs} in {directory}"
     elif judged.inspect != REPAIRABLE:
         epochs = epoch_file.parse(read_whole(disk, f"{directory}/{names.EPOCH}") or b"")
         is_unborn = not found.snapshot.rows() and found.durable_epoch == 0

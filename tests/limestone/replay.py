@@ -14,7 +14,10 @@ Session = tuple[int, int, list[Entry]]
 
 
 def sessions(directory: Path, *, after: Path | None = None) -> list[Session]:
-    """Return the sessions of all log files by epoch and channel; `after`: without those that this directory has."""
+    """Return the sessions of all log files by epoch and channel.
+
+    `after`: omit the sessions that this directory has.
+    """
     found: list[Session] = []
     for channel, path in enumerate(sorted(directory.glob("pwal_????"))):
         skipped = (after / path.name).stat().st_size if after is not None and (after / path.name).exists() else 0

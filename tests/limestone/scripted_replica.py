@@ -27,7 +27,7 @@ NONCE = bytes(range(32))
 TOKEN = bytes(range(32, 64))
 
 Answer = bytes | None
-"""None: the connection is closed. b"": no answer."""
+"""The answer to a message. None: close the connection. b"": send no answer."""
 
 
 @dataclass
@@ -45,9 +45,10 @@ class Connection:
 
 
 class ScriptedReplica:
-    """Acknowledges as required, unless `answers` returns another answer for a message: the first answer counts.
+    """Acknowledges every message as required, unless a function in `answers` returns another answer.
 
-    `is_ours`: it offers the extensions, and reports `follows` and `durable_epoch`.
+    The first answer other than b"?" is sent. `is_ours`: the replica offers the extensions, and reports `follows` and
+    `durable_epoch`.
     """
 
     def __init__(self, *, is_ours: bool = False) -> None:
@@ -77,7 +78,7 @@ class ScriptedReplica:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def vanish(self) -> None:
-        """Close everything, as a kill does."""
+        """Close everything, as a kill would."""
         assert self._server is not None
         self._server.close()
         for connection in self.connections:

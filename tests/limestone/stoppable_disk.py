@@ -1,4 +1,4 @@
-"""A disk that stops a worker before one of its operations until it is resumed: time to cancel its caller."""
+"""A disk that stops a worker before one of its operations until it is resumed, to leave time to cancel the caller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAUSE_SECONDS = 0.01
 
 
 class StoppableDisk(SystemDisk):
-    """Counts the operations of all threads except the one that created it."""
+    """Counts the operations of all threads except the one that created the disk."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -29,7 +29,7 @@ class StoppableDisk(SystemDisk):
         self._lock = threading.Lock()
 
     def stop_at(self, number: int, *, unless: str | None = None) -> None:
-        """Stop the worker that starts the operation with this number, counted from now.
+        """Stop the worker before the operation with this number, counted from now.
 
         `unless`: operations on files of this name are not counted.
         """
@@ -76,7 +76,7 @@ for _name in COUNTED:
 
 
 async def cancelled(work: asyncio.Future[Any]) -> None:
-    """Cancel the caller, who may have to wait for the worker."""
+    """Cancel the caller, which may have to wait for the worker."""
     work.cancel()
     await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Large blobs, and many blobs of one entry, cost neither the master nor the replica much memory.
+"""Memory of a master and a replica that stream large blobs, and many blobs of one entry.
 
 Both are processes, which report their peak.
 """
@@ -27,7 +27,9 @@ def peak():
     with open("/proc/self/status") as status:
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read())[1]) * 1024
 """
-"""Not `ru_maxrss`: a process inherits its parent's value, and a large parent would hide its own."""
+"""The peak from /proc, not `ru_maxrss`: a process inherits that value from its parent, and a large parent would hide
+its own.
+"""
 
 REPLICA = (
     PEAK

@@ -1,5 +1,8 @@
-"""Callers that are cancelled, time out or press Ctrl-C while a worker is at any disk operation: the worker keeps its
-guard until it has ended, so later calls do not collide with it, and the directory is released after it."""
+"""Callers that are cancelled, time out or press Ctrl-C while a worker is at any disk operation.
+
+The worker keeps its guard until it has ended, so that later calls do not collide with it, and the directory is released
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from tests.limestone.store.test_rotation import started, write
 
 DISK = production().disk
 NUMBERS = partial(count, 1, 1 if FULL else 4)
-"""Operations at which a worker is stopped, until there are no more."""
+"""The operations at which a worker is stopped, as long as there are any."""
 Call = Callable[[AsyncDatastore, Path], Coroutine[Any, Any, Any]]
 
 
@@ -82,8 +85,12 @@ async def reopened(path: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("is_repeated", [False, True])
-async def test_a_compaction_whose_caller_is_cancelled_stays_alone(tmp_path: Path, is_repeated: bool) -> None:
-    """Otherwise it could delete a blob that a row has got since, and a second one would start from an empty catalog."""
+async def test_cancelled_compaction_excludes_other_work_until_its_worker_ends(
+    tmp_path: Path, is_repeated: bool
+) -> None:
+    """Otherwise a second compaction would start from an empty catalog, and a blob that a row names by now could be
+    deleted.
+    """
     for number in NUMBERS():
         path = tmp_path / str(number)
         made = Store(path)
@@ -110,14 +117,14 @@ async def test_a_compaction_whose_caller_is_cancelled_stays_alone(tmp_path: Path
         await store.shutdown()
         listed = catalog.read(DISK, str(path))
         assert listed is not None
-        if number > 1:  # the first is of the rotation: a compaction that is cancelled there does not happen
+        if number > 1:  # the first operation belongs to the rotation, and a compaction cancelled there never starts
             assert (listed.compacted, listed.max_blob_id) == (((names.COMPACTED, 1),), made.named), number
         assert read_whole(DISK, f"{path}/{names.blob(made.early)}") == b"early", number
         assert await reopened(path) == [b"k", b"l"]
     assert number > 15
 
 
-async def test_a_compaction_can_be_repeated_when_the_cancelled_one_has_ended(tmp_path: Path) -> None:
+async def test_compaction_can_be_repeated_after_the_cancelled_one_has_ended(tmp_path: Path) -> None:
     made = Store(tmp_path)
     await made.open()
     made.disk.stop_at(5, unless=names.EPOCH)
@@ -139,7 +146,7 @@ async def test_a_compaction_can_be_repeated_when_the_cancelled_one_has_ended(tmp
     await made.store.shutdown()
 
 
-async def test_a_compaction_that_is_cancelled_while_it_waits_for_an_epoch_ends_at_once(tmp_path: Path) -> None:
+async def test_compaction_cancelled_while_it_waits_for_an_epoch_ends_at_once(tmp_path: Path) -> None:
     made = Store(tmp_path)
     await made.open()
     compacting = await started(made.store.compact())
@@ -152,7 +159,7 @@ async def test_a_compaction_that_is_cancelled_while_it_waits_for_an_epoch_ends_a
     await made.store.shutdown()
 
 
-async def test_a_snapshot_whose_caller_is_cancelled_is_not_overtaken_by_the_next(tmp_path: Path) -> None:
+async def test_snapshot_waits_for_the_worker_of_a_cancelled_snapshot(tmp_path: Path) -> None:
     made = Store(tmp_path)
     store, epoch = made.store, 2
     await made.open()
@@ -251,7 +258,7 @@ async def ends_with_the_store(path: Path, disk: StoppableDisk, store: AsyncDatas
     await ending
     with suppress(asyncio.CancelledError):
         await work
-    assert has_waited, f"shut down while a worker was at operation {number}"
+    assert has_waited, f"shutdown completed while a worker was at operation {number}"
     manifest.lock(DISK, str(path)).release()
     return False
 
@@ -283,7 +290,7 @@ async def test_shutdown_waits_for_the_worker_of_a_call_before_ready(call: Call, 
     assert number > 1
 
 
-async def test_a_cancelled_restore_is_over_before_the_next_begins(tmp_path: Path) -> None:
+async def test_restore_waits_for_the_worker_of_a_cancelled_restore(tmp_path: Path) -> None:
     first = Store(tmp_path / "backup")
     await first.open()
     await first.store.shutdown()
@@ -306,7 +313,7 @@ async def test_a_cancelled_restore_is_over_before_the_next_begins(tmp_path: Path
     await store.shutdown()
 
 
-async def test_a_channel_can_be_created_after_the_first_try_was_cancelled(tmp_path: Path) -> None:
+async def test_channel_can_be_created_after_a_cancelled_attempt(tmp_path: Path) -> None:
     for number in NUMBERS():
         path, disk = tmp_path / str(number), StoppableDisk()
         store = AsyncDatastore(disk.outside(), Settings(str(path)))
@@ -323,7 +330,7 @@ async def test_a_channel_can_be_created_after_the_first_try_was_cancelled(tmp_pa
     await store.shutdown()
 
 
-async def test_a_cancelled_shutdown_goes_on_and_can_be_waited_for(tmp_path: Path) -> None:
+async def test_cancelled_shutdown_continues_and_can_be_awaited(tmp_path: Path) -> None:
     made = Store(tmp_path)
     await made.open()
     made.disk.stop_at(3)
@@ -340,7 +347,7 @@ async def test_a_cancelled_shutdown_goes_on_and_can_be_waited_for(tmp_path: Path
     manifest.lock(DISK, str(tmp_path)).release()
 
 
-async def test_a_replica_waits_for_the_worker_of_a_cancelled_compaction(tmp_path: Path) -> None:
+async def test_replica_waits_for_the_worker_of_a_cancelled_compaction(tmp_path: Path) -> None:
     first = Store(tmp_path / "first")
     await first.open()
     await first.store.shutdown()
@@ -368,8 +375,8 @@ async def test_a_replica_waits_for_the_worker_of_a_cancelled_compaction(tmp_path
 # --- backups ---
 
 
-async def test_a_backup_waits_for_the_worker_of_a_compaction(tmp_path: Path) -> None:
-    """Its list would be from before the compaction, and the copied catalog from after it."""
+async def test_backup_waits_for_the_worker_of_a_compaction(tmp_path: Path) -> None:
+    """Otherwise the list of the backup would precede the compaction, and the copied catalog would follow it."""
     path = tmp_path / "data"
     for number in (2, 6, 12):
         made = Store(path / str(number))
@@ -392,7 +399,7 @@ async def test_a_backup_waits_for_the_worker_of_a_compaction(tmp_path: Path) -> 
         assert await reopened(restored) == [b"k"]
 
 
-async def test_a_compaction_does_not_begin_its_work_when_a_backup_was_opened_meanwhile(tmp_path: Path) -> None:
+async def test_compaction_fails_if_a_backup_was_opened_while_it_waited(tmp_path: Path) -> None:
     made = Store(tmp_path)
     await made.open()
     compacting = await started(made.store.compact())
@@ -452,7 +459,7 @@ def threaded(tmp_path: Path) -> Iterator[tuple[Datastore, StoppableDisk]]:
     manifest.lock(DISK, str(tmp_path)).release()
 
 
-def test_ctrl_c_leaves_a_compaction_alone(threaded: tuple[Datastore, StoppableDisk], tmp_path: Path) -> None:
+def test_ctrl_c_does_not_interrupt_a_compaction(threaded: tuple[Datastore, StoppableDisk], tmp_path: Path) -> None:
     store, disk = threaded
     epochs = iter(range(3, 1000))
     done = threading.Event()
@@ -475,7 +482,7 @@ def test_ctrl_c_leaves_a_compaction_alone(threaded: tuple[Datastore, StoppableDi
     assert [row.key for row in original.rows(DISK, str(tmp_path))] == [b"k"]
 
 
-def test_ctrl_c_in_shutdown_lets_the_next_call_end_it(threaded: tuple[Datastore, StoppableDisk]) -> None:
+def test_shutdown_interrupted_by_ctrl_c_can_be_completed_later(threaded: tuple[Datastore, StoppableDisk]) -> None:
     store, disk = threaded
     disk.stop_at(3)
     with interrupted_when(disk.stopped.is_set):
@@ -486,13 +493,13 @@ def test_ctrl_c_in_shutdown_lets_the_next_call_end_it(threaded: tuple[Datastore,
         manifest.lock(DISK, store._store.settings.path)
 
 
-def test_ctrl_c_in_begin_backup_leaves_no_backup_open(threaded: tuple[Datastore, StoppableDisk]) -> None:
+def test_begin_backup_interrupted_by_ctrl_c_leaves_no_open_backup(threaded: tuple[Datastore, StoppableDisk]) -> None:
     store, disk = threaded
     disk.stop_at(1)
     with interrupted_when(disk.stopped.is_set):
         store.begin_backup(rotates=False)
     disk.may_go_on.set()
-    # The loop ends the backup when its worker is done; a snapshot can be ready before that.
+    # The loop ends the backup when the worker is done; a snapshot may be ready earlier.
     deadline = time.monotonic() + DEADLINE_SECONDS
     while store._store._upkeep.open_backups:  # type: ignore[union-attr]
         assert time.monotonic() < deadline

@@ -1,5 +1,7 @@
-"""Random programs with a crash at any write, sync or send of either side: reported epochs are present in full, other
-epochs completely or not at all; both sides continue from there and agree."""
+"""Random programs with a crash at any write, sync or send of either side.
+
+Reported epochs are present in full, other epochs completely or not at all; both sides continue from there and agree.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ SHAPE: Final = Shape()
 COMPACTING: Final = Shape(compacts=True)
 PATIENCE_SECONDS: Final = 300.0
 STEP: Final = 7
-"""Below full scale a store dies in every seventh operation, in different ones for as many seeds."""
+"""Below full scale a store dies in every seventh operation, at different offsets for different seeds."""
 
 
 # --- a store alone ---
@@ -61,7 +63,7 @@ def operations_alone(seed: int, shape: Shape) -> int:
 
 @pytest.mark.parametrize("seed", range(200 if FULL else STEP))
 @pytest.mark.parametrize("shape", [SHAPE, COMPACTING], ids=["plain", "compacting"])
-def test_a_store_alone(seed: int, shape: Shape) -> None:
+def test_crashed_store_keeps_reported_epochs(seed: int, shape: Shape) -> None:
     count, rng = operations_alone(seed, shape), Random(seed)
     for first in range(1 + seed % STEP, count, 1 if FULL else STEP):
         crash_alone(seed, shape, [first, rng.randint(1, 30), rng.randint(1, count)], rng.choice(list(Loss)))
@@ -88,7 +90,7 @@ def crash_alone(seed: int, shape: Shape, numbers: list[int], loss: Loss) -> None
 
 @dataclass(frozen=True)
 class Crash:
-    """The crash of one side, in the middle of its operation of this number, counted from the crash before."""
+    """The crash of one side, in the middle of the operation with this number, counted from the previous crash."""
 
     victim: str
     number: int
@@ -131,7 +133,7 @@ every_close = pytest.mark.parametrize("session_close", get_args(SessionClose))
 
 
 def moments(counts: dict[str, int], rng: Random) -> list[Crash]:
-    """Return the operations of both sides to die in; in CI a sample, different for each test."""
+    """Return the operations of both sides at which to crash; in CI a sample, different for each test."""
     step = 1 if FULL else 9
     found = [(name, number) for name in (MASTER, REPLICA) for number in range(rng.randint(1, step), counts[name], step)]
     return [Crash(name, number, rng.choice(list(Loss))) for name, number in found]
@@ -140,7 +142,9 @@ def moments(counts: dict[str, int], rng: Random) -> list[Crash]:
 @every_close
 @every_order
 @pytest.mark.parametrize("seed", range(50 if FULL else 1))
-def test_a_pair_of_ours_goes_on_and_agrees(seed: int, group_commit: GroupCommit, session_close: SessionClose) -> None:
+def test_pair_continues_and_agrees_after_crashes(
+    seed: int, group_commit: GroupCommit, session_close: SessionClose
+) -> None:
     settings = replace(REPLICATED, group_commit=group_commit, session_close=session_close)
     rng = Random(f"{seed}/{group_commit}/{session_close}")
     for first in moments(operations(settings, seed), rng):
@@ -150,7 +154,7 @@ def test_a_pair_of_ours_goes_on_and_agrees(seed: int, group_commit: GroupCommit,
 
 @every_order
 @pytest.mark.parametrize("seed", range(50 if FULL else 1))
-def test_a_pair_of_which_both_compact(seed: int, group_commit: GroupCommit) -> None:
+def test_pair_that_compacts_on_both_sides_agrees_after_crashes(seed: int, group_commit: GroupCommit) -> None:
     """A replica that lacks data of the compacted file is seeded; each side compacts by itself."""
     settings, rng = replace(REPLICATED, group_commit=group_commit), Random(f"{seed}/{group_commit}")
     for first in moments(operations(settings, seed, COMPACTING), rng):
@@ -162,8 +166,9 @@ def test_a_pair_of_which_both_compact(seed: int, group_commit: GroupCommit) -> N
 
 
 async def one_life(stage: Simulation, settings: Settings, seed: int, crash: Crash | None, *, compatible: bool) -> None:
-    """Run until one of the two dies: there is no recovery, because the original's files do not show the durable
-    epoch."""
+    """Run until one of the two dies: there is no recovery, because the original's files do not show the
+    durable epoch.
+    """
     model = Model()
     stage.build(MASTER, REPLICA)
     if crash is not None:
@@ -184,7 +189,7 @@ async def one_life(stage: Simulation, settings: Settings, seed: int, crash: Cras
 
 
 async def boot_after_crash(stage: Simulation) -> None:
-    """Boot the machine of a replica after a power loss; it resets the unknown connections."""
+    """Boot the machine of a replica after a power loss, so that it resets unknown connections."""
     await stage.until(lambda: stage.storage(REPLICA).names and not stage.is_running(REPLICA), seconds=1e6)
     await stage.sleep(PAUSE_SECONDS)
     stage.internet.boot(stage.machine(REPLICA).host)
@@ -194,7 +199,7 @@ async def boot_after_crash(stage: Simulation) -> None:
 @every_order
 @pytest.mark.parametrize("seed", range(50 if FULL else 1))
 @pytest.mark.parametrize("compatible", [MASTER, REPLICA])
-def test_a_pair_of_which_one_is_compatible(
+def test_pair_with_a_compatible_side_keeps_reported_epochs_until_a_crash(
     compatible: str, seed: int, group_commit: GroupCommit, session_close: SessionClose
 ) -> None:
     settings = replace(

@@ -8,7 +8,7 @@ from flowstone.errors import RemoteProtocolError
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 
 
-def test_a_damaged_file_is_named_with_the_byte_and_the_way_out() -> None:
+def test_error_names_the_damaged_file_the_offset_and_the_hint() -> None:
     error = DamagedFile("log/epoch", 9, "it ends inside a record", hint="repair it")
     assert str(error) == "log/epoch is damaged at byte 9: it ends inside a record; repair it"
     assert isinstance(error, LimestoneError)

@@ -1,5 +1,7 @@
-"""Ten thousand mutated streams, to a replica and to masters: each is answered or rejected, honest peers are served
-throughout, and memory and time stay bounded."""
+"""Ten thousand mutated streams, to a replica and to masters: each is answered or rejected.
+
+Honest peers are served throughout, and memory and time stay bounded.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ SECRET: Final = "sesame"
 
 
 def master_streams() -> list[bytes]:
-    """Return the streams of masters on one connection: recorded ones, and our extensions."""
+    """Return the streams of masters on one connection: recorded ones, and ones with our extensions."""
     found = [path.read_bytes()[:2000] for path in sorted(recorded.HERE.rglob("*.m2r.bin"))]
     version = WriteVersion(1, 1)
     entries = (wire_entry(put(1, b"key", b"value" * 9, version)), wire_entry(remove(2, b"gone", version)))
@@ -74,7 +76,7 @@ class Outcome:
 
 
 async def attack(outside: Outside, data: bytes, outcome: Outcome) -> None:
-    """Send this on one connection, and wait for the answer, with a time limit."""
+    """Send the stream on one connection, and wait for the answer, with a time limit."""
     stream = await outside.network.connect(ENDPOINT.host, ENDPOINT.port, timeout=10)
     stream.write(data)
     said = b""
@@ -90,7 +92,7 @@ async def attack(outside: Outside, data: bytes, outcome: Outcome) -> None:
 
 
 async def honest(outside: Outside, number: int, secret: str | None) -> None:
-    """Write a session as an honest master, once earlier ones have left."""
+    """Write a session as an honest master, after earlier masters have left."""
     async with asyncio.timeout(60):
         while True:
             master = Master(outside.network, ENDPOINT)
@@ -109,7 +111,7 @@ async def honest(outside: Outside, number: int, secret: str | None) -> None:
 
 
 @pytest.mark.parametrize(("compatible", "secret"), [(False, None), (False, SECRET), (True, None)])
-def test_a_replica_outlives_whatever_masters_send(compatible: bool, secret: str | None) -> None:
+def test_replica_survives_mutated_streams(compatible: bool, secret: str | None) -> None:
     streams, rng, outcome = master_streams(), random.Random(7), Outcome()
     count = TO_REPLICA // 4 if secret is not None or compatible else TO_REPLICA // 2
 
@@ -128,9 +130,9 @@ def test_a_replica_outlives_whatever_masters_send(compatible: bool, secret: str 
             await asyncio.gather(*(attack(stage.outside, data, outcome) for data in batch))
             if number % 20 == 0 and not compatible:
                 await honest(stage.outside, number, secret)
-        if not compatible:  # earlier data may have been cleared by a valid attack
+        if not compatible:  # a valid attack may have cleared earlier data
             await honest(stage.outside, count, secret)
-        await stage.outside.clock.sleep(1.0)  # until it has seen that the last ones have left
+        await stage.outside.clock.sleep(1.0)  # until the replica has noticed that the last masters left
         assert not replica.status().channels
         await stage.stop("replica")
         found = recover(stage.look("replica"), "/replica", repairs=False)
@@ -148,7 +150,7 @@ def test_a_replica_outlives_whatever_masters_send(compatible: bool, secret: str 
 
 
 class HostileReplica:
-    """Answers every message as a replica may, with an error in it."""
+    """Answers each message with an error as a replica may send it, or with a mutated answer."""
 
     def __init__(self, stage: Simulation, rng: random.Random) -> None:
         self.stage = stage
@@ -199,11 +201,11 @@ class HostileClient:
 
 
 @pytest.mark.parametrize("compatible", [False, True])
-def test_a_master_outlives_whatever_a_replica_says(compatible: bool) -> None:
+def test_master_survives_mutated_answers(compatible: bool) -> None:
     rng, ends = random.Random(8), {"done": 0, "refused": 0}
 
     async def write(outside: Outside, number: int) -> None:
-        """Write a few sessions of a store with policy "fail"; its directory outlives it."""
+        """Write a few sessions with a store that may fail; its directory is used again."""
         settings = Settings("/master", (ENDPOINT,), on_lost=rng.choice(("fail", "degrade")), compatible=compatible)
         store = AsyncDatastore(outside, settings)
         try:

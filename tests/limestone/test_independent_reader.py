@@ -1,6 +1,6 @@
-"""The independent reader agrees with the original's recorded verdicts, and so does our recovery.
+"""The independent reader agrees with the original's recorded verdicts, and our recovery agrees with the reader.
 
-`interop/test_independent_reader.py` compares it with the original itself, if available.
+`interop/test_independent_reader.py` compares the reader with the original itself, if available.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ OPENS = {
 """The known damage with which the original opens a directory (docs/spec/limestone.md#damage-matrix)."""
 
 
-def test_reader_imports_nothing_of_ours() -> None:
+def test_reader_imports_nothing_from_flowstone() -> None:
     assert "flowstone" not in Path(independent_reader.__file__).read_text()
 
 
 @pytest.mark.parametrize("case", damage.MATRIX, ids=lambda case: case.name)
-def test_known_damage(case: damage.Damage, tmp_path: Path) -> None:
+def test_known_damage_gets_the_recorded_verdict(case: damage.Damage, tmp_path: Path) -> None:
     found = judge(files_of(damage.write(tmp_path / "d", case.appended)))
     assert (found.problem is None, found.inspect) == (case.name in OPENS, case.inspect)
     if found.problem is None:
@@ -51,7 +51,7 @@ def test_known_damage(case: damage.Damage, tmp_path: Path) -> None:
         ("dirs-replica/after-offline-compaction", "after-offline.rows.txt"),
     ],
 )
-def test_recorded_rows(directory: str, listing: str) -> None:
+def test_rows_equal_the_recorded_ones(directory: str, listing: str) -> None:
     expected = recorded.rows((recorded.HERE / directory).with_name(listing).read_text())
     assert judge(files_of(recorded.HERE / directory)).plain_rows() == expected
 
@@ -63,7 +63,7 @@ def test_remove_hides_a_compacted_row_only_if_the_catalog_lists_the_file() -> No
     assert len(judge(files | {CATALOG: listed}).plain_rows()) < len(shown)
 
 
-def test_empty_directory_is_a_new_one() -> None:
+def test_empty_directory_is_opened_as_a_new_one() -> None:
     assert judge({}).problem is None
 
 

@@ -26,7 +26,7 @@ FOUND_BY: Final = {
     "store_blobs_without_fsync": 0,
     "withdraw_nothing": 0,
 }
-"""A seed near which each is currently found: if time is short, the search starts there."""
+"""A seed near which each mutant is currently found: the search starts there if time is short."""
 
 
 @pytest.mark.timeout(3600)
@@ -38,12 +38,12 @@ def test_every_mutant_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100 if FULL else 2))
-def test_nothing_is_found_without_a_mutant(seed: int) -> None:
+def test_no_violation_is_found_without_a_mutant(seed: int) -> None:
     assert original(seed) == []
     assert ours(seed) == []
 
 
-def test_mutant_is_over_behind_its_with() -> None:
+def test_mutant_is_removed_after_its_with_block() -> None:
     flush = ReplicaChannel.flush
     for mutant in MUTANTS.values():
         with mutant():

@@ -1,8 +1,8 @@
-"""A replica under the message orders of the original's master: acknowledged data survives its death.
+"""A replica under the message orders of the original's master: acknowledged data survives a kill.
 
-The original sends the GROUP_COMMIT of an epoch while sessions of it are open, and waits for the answer before it ends
-them (docs/spec/limestone.md#stored-and-propagated). Its own replica records such an epoch immediately, and so does
-ours.
+The original sends the GROUP_COMMIT of an epoch while sessions of the epoch are open, and waits for the answer before it
+ends them (docs/spec/limestone.md#stored-and-propagated). The original's replica records such an epoch immediately, and
+our replica does too.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def test_acknowledged_epochs_survive_closed_connections_and_shutdown(tmp_p
 
 
 async def test_epoch_is_recorded_before_its_group_commit_is_acknowledged(tmp_path: Path) -> None:
-    """The master then reports the epoch to its clients: acknowledged sessions of it must count."""
+    """The master then reports the epoch to its clients, so acknowledged sessions of the epoch must count."""
     path = tmp_path / "replica"
     async with following(path, 2) as (master, (whole, late)):
         await whole.acknowledged(session(1, row("a", "1", 1)))
@@ -127,7 +127,7 @@ async def test_second_session_of_an_epoch_is_open_at_its_group_commit(tmp_path: 
 
 
 async def test_session_that_ended_before_the_group_commit_is_synced_before_the_answer(tmp_path: Path) -> None:
-    """As with REPLICATION_ASYNC_SESSION_CLOSE: neither answer is awaited before the other is requested."""
+    """As with REPLICATION_ASYNC_SESSION_CLOSE, neither answer is awaited before the other is requested."""
     path = tmp_path / "replica"
     async with following(path, 3) as (master, logs):
         for epoch in range(1, 31):
@@ -156,7 +156,7 @@ async def test_session_that_never_ends_leaves_nothing_in_a_recorded_epoch(tmp_pa
     assert recover(OUTSIDE.disk, str(tmp_path), repairs=False).durable_epoch == 1
 
 
-async def test_many_masters_one_after_another_keep_what_was_acknowledged(tmp_path: Path) -> None:
+async def test_consecutive_masters_keep_acknowledged_epochs(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         for life in range(5):
             await _one_life(replica, 10 * life)

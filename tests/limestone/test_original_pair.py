@@ -13,7 +13,7 @@ from tests.simulation.simulation import Simulation, simulated
 
 
 @pytest.mark.parametrize("seed", range(2000 if FULL else 8))
-def test_nothing_acknowledged_is_lost(seed: int) -> None:
+def test_acknowledged_data_is_never_lost_in_any_message_order(seed: int) -> None:
     violations, pair = run(seed)
     assert violations == []
     assert pair.ledger.commit_count > 10
@@ -22,7 +22,7 @@ def test_nothing_acknowledged_is_lost(seed: int) -> None:
 
 
 @simulated()
-async def test_what_is_missing_or_too_much_is_found(sim: Simulation) -> None:
+async def test_missing_and_unexpected_data_is_found(sim: Simulation) -> None:
     pair = OriginalPair(sim, Random(1))
     pair.start()
     await sim.sleep(1.0)
@@ -37,7 +37,7 @@ async def test_what_is_missing_or_too_much_is_found(sim: Simulation) -> None:
     assert "is forgotten" in found
 
 
-def test_session_must_be_there_only_if_its_own_master_has_committed_it() -> None:
+def test_session_is_required_only_if_its_own_master_committed_it() -> None:
     session = Session(Life(4), 5, is_acknowledged=True)
     assert not session.must_be_there
     session.life.committed = 5

@@ -40,20 +40,20 @@ def model(found: list[Entry]) -> list[Entry]:
 
 
 @given(st.lists(entries, max_size=30))
-def test_the_state_is_that_of_a_simple_model(found: list[Entry]) -> None:
+def test_state_equals_that_of_a_simple_model(found: list[Entry]) -> None:
     assert state(found) == model(found)
 
 
 @given(st.lists(entries, max_size=30, unique_by=lambda entry: entry.version), st.randoms())
-def test_the_order_of_entries_does_not_matter(found: list[Entry], rng: random.Random) -> None:
+def test_order_of_entries_does_not_matter(found: list[Entry], rng: random.Random) -> None:
     shuffled = list(found)
     rng.shuffle(shuffled)
     assert state(shuffled) == state(found)
 
 
 @given(st.lists(entries, max_size=30), st.lists(entries, max_size=30))
-def test_compaction_changes_no_state(before: list[Entry], after: list[Entry]) -> None:
-    """Versions grow like epochs, and a compacted file drops those of its rows."""
+def test_compaction_does_not_change_the_state(before: list[Entry], after: list[Entry]) -> None:
+    """Versions grow with epochs, and a compacted file drops the versions of its rows."""
     after = [entry._replace(version=WriteVersion(entry.version.major + 10, entry.version.minor)) for entry in after]
     snapshot = Snapshot()
     compacted = decode_all(encode_compacted(state(before)), "x")
@@ -63,7 +63,7 @@ def test_compaction_changes_no_state(before: list[Entry], after: list[Entry]) ->
     assert found == [(row.storage_id, row.key, row.value) for row in model(before + after)]
 
 
-def test_a_remove_hides_what_was_compacted_and_is_kept_in_the_file_only_for_that() -> None:
+def test_remove_hides_a_compacted_row_and_is_kept_on_request() -> None:
     snapshot = Snapshot()
     snapshot.add_compacted([put(1, b"a", b"old", WriteVersion(0, 0)), put(1, b"b", b"old", WriteVersion(0, 0))])
     removed = remove(1, b"a", WriteVersion(2, 1))
@@ -80,12 +80,12 @@ def test_storage_256_sorts_before_storage_1_and_long_transactions_after_short_on
     assert state([long, short]) == [long]
 
 
-def test_no_blob_id_is_forgotten_with_its_entry() -> None:
+def test_max_blob_id_includes_overwritten_entries() -> None:
     snapshot = Snapshot()
     snapshot.add([put(1, b"k", b"", WriteVersion(1, 1), (9, 4)), put(1, b"k", b"", WriteVersion(2, 1), (5,))])
     assert snapshot.max_blob_id == 9
     assert [row.blob_ids for row in snapshot.rows()] == [(5,)]
 
 
-def test_an_empty_snapshot_is_a_begin_marker() -> None:
+def test_empty_snapshot_is_a_begin_marker() -> None:
     assert encode_snapshot([]).hex() == "020000000000000000"

@@ -1,4 +1,4 @@
-"""Our master and our replicas over loopback, as separate stores: every epoch that one reports durable, the others have.
+"""Our master and our replicas over loopback, as separate stores: an epoch reported by the master is durable on both.
 
 Outages, seeds under load, quorums, secrets, TLS: at the end both directories have the same rows and durable epoch.
 """
@@ -69,7 +69,7 @@ class Store:
         await self.store.switch_epoch(self.epoch)
 
     async def put(self, channel: int = 0, rows: int = 1, size: int = 5) -> None:
-        """Write a session of new keys, and of keys that an older one has."""
+        """Write a session of new keys, and of keys that an older session has."""
         log = self.channels[channel]
         await log.begin_session()
         for _ in range(rows):
@@ -95,7 +95,7 @@ async def master(directory: Path, *replicas: Endpoint, channels: int = 1, **opti
         yield running
 
 
-async def test_what_is_durable_here_is_there(tmp_path: Path) -> None:
+async def test_reported_epoch_is_durable_on_the_replica(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint, channels=3) as store:
         reported: list[int] = []
         store.store.add_persistent_callback(reported.append)
@@ -107,8 +107,8 @@ async def test_what_is_durable_here_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "m" / "pwal_0001").read_bytes() == (tmp_path / "r" / "pwal_0001").read_bytes()
 
 
-async def test_an_empty_blob_that_reuses_an_id_is_empty_on_the_replica(tmp_path: Path) -> None:
-    """The first blob of the id belonged to a session that never became durable, so the id was free again."""
+async def test_empty_blob_that_reuses_an_id_is_empty_on_the_replica(tmp_path: Path) -> None:
+    """The first blob with this id belonged to a session that never became durable, which freed the id."""
 
     async def put_blob(store: Store, content: bytes) -> None:
         blob_id = await store.store.blob_pool().register_data(content)
@@ -135,7 +135,7 @@ async def test_an_empty_blob_that_reuses_an_id_is_empty_on_the_replica(tmp_path:
 
 
 async def test_large_blobs_are_replicated_completely(tmp_path: Path) -> None:
-    """Live and while catching up, several in one session, whole and in pieces."""
+    """Blobs arrive live and while catching up, several in one session, whole and in pieces."""
     contents = [bytes([number]) * size for number, size in enumerate([3 << 20, 10, (1 << 20) + 1, 1 << 20, 0])]
 
     async def put_blobs(store: Store) -> list[int]:
@@ -160,7 +160,7 @@ async def test_large_blobs_are_replicated_completely(tmp_path: Path) -> None:
     assert not list((tmp_path / "r").rglob("*.tmp"))
 
 
-async def test_a_thousand_channels_become_live(tmp_path: Path) -> None:
+async def test_thousand_channels_become_live(tmp_path: Path) -> None:
     count = 1000
     async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint, channels=count) as store:
         await eventually(lambda: replica.status().channels == count)
@@ -172,7 +172,7 @@ async def test_a_thousand_channels_become_live(tmp_path: Path) -> None:
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_a_session_of_many_mebibytes_arrives_whole(tmp_path: Path) -> None:
+async def test_session_of_many_mebibytes_is_replicated_completely(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
         await store.put(rows=100, size=100_000)
         await store.next_epoch()
@@ -180,7 +180,7 @@ async def test_a_session_of_many_mebibytes_arrives_whole(tmp_path: Path) -> None
     assert (tmp_path / "m" / "pwal_0000").read_bytes() == (tmp_path / "r" / "pwal_0000").read_bytes()
 
 
-async def test_after_an_outage_a_replica_resumes(tmp_path: Path) -> None:
+async def test_replica_resumes_after_an_outage(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica:
         endpoint = replica.endpoint
         async with master(tmp_path / "m", endpoint, on_lost="degrade", channels=2) as store:
@@ -205,7 +205,7 @@ async def test_after_an_outage_a_replica_resumes(tmp_path: Path) -> None:
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_an_empty_replica_is_seeded_under_load(tmp_path: Path) -> None:
+async def test_empty_replica_is_seeded_under_load(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "a") as first:
         free = replica_at(tmp_path / "b")
         await free.start()
@@ -231,7 +231,7 @@ async def _write(store: Store, epochs: int) -> None:
         await store.next_epoch()
 
 
-async def test_a_replica_that_followed_another_master_is_seeded_where_that_is_wanted(tmp_path: Path) -> None:
+async def test_replica_of_another_master_is_seeded_only_with_reseed(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica:
         async with master(tmp_path / "other", replica.endpoint) as store:
             await store.put(rows=10)
@@ -250,7 +250,7 @@ async def test_a_replica_that_followed_another_master_is_seeded_where_that_is_wa
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_after_an_offline_compaction_the_master_is_still_the_one_that_is_followed(tmp_path: Path) -> None:
+async def test_replica_still_follows_its_master_after_an_offline_compaction(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica:
         for number in range(3):
             async with master(tmp_path / "m", replica.endpoint) as store:
@@ -264,17 +264,17 @@ async def test_after_an_offline_compaction_the_master_is_still_the_one_that_is_f
     assert [row.key for row in held(tmp_path / "m")[1]] == [row.key for row in held(tmp_path / "r")[1]]
 
 
-async def test_one_master_session_after_another_resumes(tmp_path: Path) -> None:
+async def test_replica_resumes_after_each_restart_of_the_master(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica:
         for number in range(3):
             async with master(tmp_path / "m", replica.endpoint, channels=number + 1) as store:
                 await store.put(number, rows=5)
                 await store.next_epoch()
-                await store.put(number, rows=5)  # of an epoch that never becomes durable
+                await store.put(number, rows=5)  # in an epoch that never becomes durable
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_after_compaction_a_replica_that_is_far_behind_is_seeded(tmp_path: Path) -> None:
+async def test_lagging_replica_is_seeded_after_a_compaction(tmp_path: Path) -> None:
     async with master(tmp_path / "m", channels=2) as store:
         for number in range(6):
             await store.put(number % 2, rows=300)
@@ -295,7 +295,7 @@ async def test_after_compaction_a_replica_that_is_far_behind_is_seeded(tmp_path:
     assert [(row.key, row.value) for row in rows] == [(row.key, row.value) for row in rows_there]
 
 
-async def test_blobs_go_with_a_seed_and_with_sessions(tmp_path: Path) -> None:
+async def test_blobs_are_replicated_by_a_seed_and_by_sessions(tmp_path: Path) -> None:
     async with master(tmp_path / "m") as store:
         await _put_blob(store, b"old", bytes(300_000))
         await store.next_epoch()
@@ -317,7 +317,7 @@ async def _put_blob(store: Store, key: bytes, content: bytes) -> None:
     await store.channels[0].end_session()
 
 
-async def test_one_of_two_is_enough_and_the_other_comes_back(tmp_path: Path) -> None:
+async def test_quorum_of_one_continues_while_the_other_replica_restarts(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "a") as first, replica_at(tmp_path / "b") as second:
         endpoint = second.endpoint
         async with master(tmp_path / "m", first.endpoint, endpoint, quorum=1) as store:
@@ -389,7 +389,7 @@ def certificate(tmp_path: Path) -> Tls:
     return Tls(cert_file=str(cert), key_file=str(key), ca_file=str(cert))
 
 
-async def test_tls(tmp_path: Path, certificate: Tls) -> None:
+async def test_pair_replicates_over_tls_and_rejects_plain_connections(tmp_path: Path, certificate: Tls) -> None:
     async with replica_at(tmp_path / "r", Endpoint("127.0.0.1", 0, True), tls=certificate, secret=SECRET) as replica:
         async with master(tmp_path / "m", replica.endpoint, tls=certificate, secret=SECRET, channels=2) as store:
             await _more(store, 2)
@@ -401,14 +401,14 @@ async def test_tls(tmp_path: Path, certificate: Tls) -> None:
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_ipv6(tmp_path: Path) -> None:
+async def test_pair_replicates_over_ipv6(tmp_path: Path) -> None:
     here = Endpoint.parse("tcp://[::1]:0")
     async with replica_at(tmp_path / "r", here) as replica, master(tmp_path / "m", replica.endpoint) as store:
         await _more(store, 2)
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_socket_options_are_taken(tmp_path: Path) -> None:
+async def test_socket_options_are_accepted(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica:
         options = {"no_delay": False, "send_buffer": 1 << 16, "receive_buffer": 1 << 16}
         async with master(tmp_path / "m", replica.endpoint, **options) as store:
@@ -466,8 +466,8 @@ async def test_replica_killed_repeatedly_is_finally_complete(
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_a_restored_master_seeds_the_replica_that_knows_more_than_the_backup(tmp_path: Path) -> None:
-    """Although it has advanced further than the replica when they reconnect."""
+async def test_restored_master_seeds_a_replica_newer_than_the_backup(tmp_path: Path) -> None:
+    """The replica is seeded although the master has advanced further when they reconnect."""
     async with replica_at(tmp_path / "r") as replica:
         endpoint = replica.endpoint
         async with master(tmp_path / "m", endpoint) as store:
@@ -490,8 +490,8 @@ async def test_a_restored_master_seeds_the_replica_that_knows_more_than_the_back
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_a_replica_that_was_a_store_for_a_while_is_not_resumed_by_its_old_master(tmp_path: Path) -> None:
-    """Both have written epochs with the same numbers; an operator must allow the loss of its own."""
+async def test_promoted_replica_is_not_resumed_by_its_old_master(tmp_path: Path) -> None:
+    """Both stores have written epochs with the same numbers; an operator must permit the loss of the replica's."""
     async with replica_at(tmp_path / "r") as replica:
         endpoint = replica.endpoint
         async with master(tmp_path / "m", endpoint) as store:
@@ -515,7 +515,7 @@ async def test_a_replica_that_was_a_store_for_a_while_is_not_resumed_by_its_old_
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_an_old_master_becomes_the_replica_of_the_one_that_took_its_place(tmp_path: Path) -> None:
+async def test_old_master_becomes_the_replica_of_its_successor(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
         await store.put()
         await store.next_epoch()
@@ -525,7 +525,7 @@ async def test_an_old_master_becomes_the_replica_of_the_one_that_took_its_place(
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_a_replica_that_becomes_a_store_in_the_middle_of_a_seeding_has_its_old_data_back(tmp_path: Path) -> None:
+async def test_store_opened_during_an_unfinished_seeding_has_the_old_data(tmp_path: Path) -> None:
     async with replica_at(tmp_path / "r") as replica, master(tmp_path / "m", replica.endpoint) as store:
         await store.put(rows=5)
         await store.next_epoch()

@@ -13,12 +13,12 @@ from flowstone.limestone.settings import Settings
 HERE, THERE = Endpoint("localhost", 1), Endpoint("::1", 2)
 
 
-def test_without_variables_there_is_no_replica() -> None:
+def test_settings_without_variables_have_no_replica() -> None:
     assert Settings.from_environment("d", {}) == Settings("d")
     assert Settings("d").needed == 0
 
 
-def test_the_variables_of_the_original_are_understood() -> None:
+def test_variables_of_the_original_are_parsed() -> None:
     environment = {
         "TSURUGI_REPLICATION_ENDPOINT": "tcp://localhost:1",
         "REPLICATION_ASYNC_SESSION_CLOSE": "",
@@ -30,13 +30,13 @@ def test_the_variables_of_the_original_are_understood() -> None:
     assert Settings.from_environment("d", environment, replicas=()).replicas == ()
 
 
-def test_an_endpoint_that_is_none_is_refused() -> None:
+def test_invalid_endpoint_is_refused() -> None:
     for text in ("localhost", ""):
         with pytest.raises(FlowstoneError, match="invalid endpoint"):
             Settings.from_environment("d", {"TSURUGI_REPLICATION_ENDPOINT": text})
 
 
-def test_the_secret_of_a_replica_is_that_of_its_master() -> None:
+def test_secret_of_a_replica_equals_that_of_its_master() -> None:
     environment = {"FLOWSTONE_LIMESTONE_SECRET": "hush"}
     assert Settings.from_environment("d", environment).secret == "hush"
     assert Settings.from_environment("d", environment, secret="other").secret == "other"
@@ -44,7 +44,7 @@ def test_the_secret_of_a_replica_is_that_of_its_master() -> None:
         Settings.from_environment("d", {"FLOWSTONE_LIMESTONE_SECRET": ""})
 
 
-def test_all_replicas_are_needed_unless_a_quorum_is_named() -> None:
+def test_quorum_defaults_to_all_replicas() -> None:
     assert Settings("d", (HERE, THERE)).needed == 2
     assert Settings("d", (HERE, THERE), quorum=1).needed == 1
 
@@ -66,12 +66,12 @@ def test_all_replicas_are_needed_unless_a_quorum_is_named() -> None:
         ({"spill": 0}, "spill cannot be 0"),
     ],
 )
-def test_what_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_contradictory_settings_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(FlowstoneError, match=message):
         Settings(**({"path": "d"} | fields))
 
 
-def test_the_secret_is_not_shown() -> None:
+def test_secret_is_not_shown() -> None:
     assert "hush" not in repr(Settings("d", secret="hush"))
 
 

@@ -47,7 +47,7 @@ def place(tmp_path: Path) -> Path:
 
 @given(sessions, places, st.integers(0, 30), st.booleans(), st.binary(max_size=20))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_damaged_directory_is_answered_and_sound_after_a_repair(
+def test_damaged_directory_is_judged_and_intact_after_a_repair(
     place: Path, found: list[tuple[int, list[Entry]]], changes: list[tuple[int, int]], cut: int, cuts: bool, more: bytes
 ) -> None:
     shutil.rmtree(place, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Members in memory that follow an instance and answer when a test says so."""
+"""Members in memory that follow an instance and answer when a test requests it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SPACE, SYNC_SPACE = 512, 513
 
 
 def new_disk() -> Any:
-    """Return a FaultDisk, which is a Disk except for the types of its results."""
+    """Return the FaultDisk as a Disk, which it is except for its result types."""
     return FaultDisk()
 
 
@@ -48,7 +48,7 @@ def rollback(lsn: int, withdrawn: int, origin: int = 1) -> bytes:
 
 
 def promote(lsn: int, confirmed: int, *, term: int, origin: int, owner: int = 1) -> bytes:
-    """`origin` takes over the queue of `owner`."""
+    """Return a PROMOTE: `origin` takes over the queue of `owner`."""
     return _control(lsn, origin, RequestType.RAFT_PROMOTE, Promote(owner, confirmed, term).encode())
 
 

@@ -117,7 +117,7 @@ class RealServer:
     def recovered(self, directory: Path) -> tuple[str, dict[int, int], str]:
         """Let a server of its version recover the files of an archive; return all tuples, its vclock, its log.
 
-        The server writes there, so pass a copy.
+        The server writes to that directory, so pass a copy.
         """
         (directory / "recover.lua").write_text(RECOVER)
         command = [self.binary, "recover.lua"]

@@ -81,7 +81,7 @@ class Queue:
             raise errors.QuorumWait("Couldn't wait for quorum 2: timed out with 1 acks") from None
 
     def empty(self) -> None:
-        """A quorum has all pending transactions."""
+        """Confirm the pending transactions: a quorum has them."""
         self.waits = 0
         self._emptied.set()
         if self._transfer is not None and not self._transfer.done():
@@ -124,7 +124,7 @@ class Electorate:
             self.add(number)
 
     def add(self, number: int, *, vclock: VClock | None = None) -> Elections:
-        """Add a member that does not take part yet, replacing one with its number."""
+        """Add a member that does not take part yet; it replaces one with the same id."""
         outside, directory = self.sim.outside, f"/elections/{number}"
         outside.disk.make_directory(directory)
         uuid = UUID.format(number)

@@ -1,4 +1,4 @@
-"""A server on loopback whose every byte the test controls."""
+"""A server on loopback that sends only bytes chosen by the test."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class FaultDisk:
 
     def list_directory(self, path: str) -> list[str]:
         self.call("list_directory", path)
-        return sorted(posixpath.basename(name) for name in self.names if posixpath.dirname(name) == path)
+        return sorted(posixpath.basename(name) for name in list(self.names) if posixpath.dirname(name) == path)
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         if path in self.names:

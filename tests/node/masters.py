@@ -81,7 +81,7 @@ class HandClock:
 
 
 async def settle() -> None:
-    """Run everything that is ready."""
+    """Run all callbacks that are ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -18,7 +18,7 @@ SCHEMA_ID, CLUSTER_ID = 272, 320
 
 
 class MemorySink:
-    """Rows are written on arrival; `told` has the names of the calls in order."""
+    """Counts rows as written on arrival; `told` has the names of the calls in order."""
 
     def __init__(self, instance_uuid: UUID, *, is_anonymous: bool = False) -> None:
         self.instance_uuid = instance_uuid

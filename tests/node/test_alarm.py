@@ -1,4 +1,4 @@
-"""One timer for a moving deadline: it rings at the deadline, and rarely before."""
+"""One timer for a moving deadline: it fires at the deadline, and rarely before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def test_alarm_fires_at_the_first_deadline_and_can_be_reset(sim: Simulatio
     alarm = Alarm(clock, lambda: rings.append(clock.monotonic() - began))
     alarm.set(None)
     alarm.set(began + 5)
-    alarm.set(began + 9)  # later: it rings early, and its owner checks again
+    alarm.set(began + 9)  # moved back: the alarm fires early, and its owner checks again
     await clock.sleep(6)
     assert [round(ring) for ring in rings] == [5]
     alarm.set(began + 9)

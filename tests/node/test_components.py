@@ -27,7 +27,7 @@ def test_new_data_has_the_version_of_the_peer_it_is_fetched_from(dialect: str) -
 
 
 @simulated()
-async def test_another_dialect_than_the_peers_is_an_error_that_names_theirs(sim: Simulation) -> None:
+async def test_error_about_a_wrong_dialect_names_that_of_the_peers(sim: Simulation) -> None:
     await sim.start("a", dialect="2.6")
     with pytest.raises(JoinRefused, match=r"peer runs Tarantool 2\.6\.0.*match dialect 2\.11; start with dialect 2\.6"):
         await sim.start("b", dialect="2.11", replication=[sim.uri("a")])
@@ -55,7 +55,7 @@ async def test_data_of_an_unexpected_replica_set_is_rejected(sim: Simulation) ->
 
 
 @simulated()
-async def test_a_joined_instance_keeps_its_name_and_its_number(sim: Simulation) -> None:
+async def test_joined_instance_keeps_its_name_and_id(sim: Simulation) -> None:
     await sim.start("a")
     info = (await sim.start("b", replication=[sim.uri("a")], instance_uuid=OTHER)).info()
     assert (UUID(info["uuid"]), info["id"]) == (UUID(OTHER), 2)
@@ -65,6 +65,6 @@ async def test_a_joined_instance_keeps_its_name_and_its_number(sim: Simulation) 
 
 
 @simulated()
-async def test_an_instance_that_may_not_be_written_to_begins_no_replica_set(sim: Simulation) -> None:
+async def test_read_only_instance_bootstraps_no_replica_set(sim: Simulation) -> None:
     with pytest.raises(errors.BootstrapReadonly):
         await sim.start("a", read_only=True)

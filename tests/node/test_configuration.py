@@ -151,7 +151,7 @@ def test_option_error_lists_the_allowed_values(name: str, allowed: tuple[str, ..
     assert (refused.value.hint is None) is all(one in refused.value.message for one in allowed)
 
 
-def test_the_synchronous_queue_has_a_size_that_is_not_negative() -> None:
+def test_size_of_the_synchronous_queue_must_not_be_negative() -> None:
     with pytest.raises(errors.TarantoolError, match="replication_synchro_queue_max_size must be >= 0"):
         configure({"replication_synchro_queue_max_size": -1})
 
@@ -166,9 +166,7 @@ def test_the_synchronous_queue_has_a_size_that_is_not_negative() -> None:
         ("math.min(2, N)", (1, 1, 2, 2, 2, 2)),
     ],
 )
-def test_the_synchronous_quorum_is_a_number_or_a_formula_of_the_members(
-    given: object, quorums: tuple[int, ...]
-) -> None:
+def test_synchronous_quorum_is_a_number_or_a_formula(given: object, quorums: tuple[int, ...]) -> None:
     made = configure({"replication_synchro_quorum": given})
     assert tuple(made.synchro_quorum(Dialect.V2_11, members) for members in range(6)) == quorums
 
@@ -187,14 +185,14 @@ def test_2_6_requires_a_numeric_quorum_and_has_no_elections() -> None:
     assert refusal(lambda: configure({"election_mode": "voter"}).election(Dialect.V2_6)) == [59, mode]
 
 
-def test_election_mode_and_timeouts_are_passed_on() -> None:
+def test_election_mode_and_timeouts_are_applied() -> None:
     options = {"election_mode": "candidate", "election_timeout": 2, "election_fencing_mode": "strict"}
     made = configure({**options, "replication_timeout": 0.5}).election(Dialect.V2_11)
     assert made == Config(ElectionMode.CANDIDATE, election_timeout=2, death_timeout=2.0, fencing=Fencing.STRICT)
     assert configure({}).election(Dialect.V2_11) == Config(ElectionMode.OFF, 5.0, 4.0, Fencing.SOFT)
 
 
-def test_none_and_the_empty_string_mean_the_default() -> None:
+def test_none_and_the_empty_string_select_the_default() -> None:
     assert configure({"wal_mode": None, "checkpoint_count": ""}) == Configuration()
 
 
@@ -219,7 +217,7 @@ def test_bare_port_listens_on_loopback(text: str, host: str, port: int | None) -
     assert (uri.host, uri.port) == (host, port)
 
 
-def test_whole_numbers_may_be_written_as_floats_but_not_be_broken() -> None:
+def test_integer_options_accept_integral_floats_only() -> None:
     assert configure({"checkpoint_wal_threshold": 1e18}).checkpoint_wal_threshold == 10**18
     with pytest.raises(errors.TarantoolError, match="'checkpoint_count': should be a whole number"):
         configure({"checkpoint_count": 1.5})
@@ -274,7 +272,7 @@ def test_documentation_lists_every_option_with_its_default() -> None:
     assert documented() in text
 
 
-def test_the_password_of_a_bootstrap_leader_is_not_shown() -> None:
+def test_password_of_the_bootstrap_leader_is_hidden() -> None:
     made = configure({"bootstrap_strategy": "config", "bootstrap_leader": "user:secret@db1:3301"})
     assert "secret" not in repr(made)
     assert OPTIONS["bootstrap_leader"].shown(made.bootstrap_leader) == "user@db1:3301"

@@ -42,7 +42,7 @@ async def test_requests_are_counted_on_every_path(way: object) -> None:
     assert counters.errors == 0
 
 
-async def test_a_request_that_is_alone_is_counted_once() -> None:
+async def test_single_request_is_counted_once() -> None:
     served = Served()
     counters = served.counters
     for request in (numbered(INSERT, [1]), numbered(SELECT, [1]), statement(RequestType.PING, NUMBERS, ())):

@@ -26,7 +26,7 @@ async def test_query_of_a_hanging_disk_times_out_and_holds_one_worker(tmp_path: 
     assert await query.get(outside, disk.free_space, str(tmp_path), timeout=60) > 0
 
 
-async def test_each_query_asks_the_disk_anew_and_raises_its_error() -> None:
+async def test_each_query_asks_the_disk_again_and_raises_its_error() -> None:
     answers = iter([1, 2])
     query = DiskQuery[int]()
     assert [await query.get(production(), lambda: next(answers), timeout=60) for _ in range(2)] == [1, 2]

@@ -258,13 +258,13 @@ def test_invalid_or_excessive_length_closes_only_its_connection(node: ServedNode
         assert attacker.is_closed()
 
 
-def test_a_stranger_may_claim_less_than_a_user(node: ServedNode) -> None:
+def test_length_limit_is_lower_for_unauthenticated_clients(node: ServedNode) -> None:
     with watched(node), Client(node) as attacker:
         attacker.socket.sendall(b"\xce" + struct.pack(">I", PACKET_SIZE_MAX_BEFORE_AUTH + 1))
         assert attacker.is_closed()
 
 
-def test_a_claim_costs_no_memory_until_the_bytes_arrive(node: ServedNode) -> None:
+def test_announced_length_allocates_no_memory_before_the_bytes_arrive(node: ServedNode) -> None:
     with watched(node) as client, ExitStack() as stack:
         for _ in range(50):
             attacker = Client(node, as_clerk=True)

@@ -13,7 +13,7 @@ from tests.node.fault_disk import FaultDisk
 
 
 class Clock:
-    """A fast clock that observes the work between two sleeps."""
+    """A fast clock that records the work between two sleeps."""
 
     def __init__(self, index: EngineIndex, lateness: float = 0.0) -> None:
         self.index = index
@@ -58,7 +58,7 @@ async def test_many_inserted_and_deleted_keys_are_sorted_in_steps() -> None:
     assert [key for key, _ in index.scan()] == sorted(index.map)
 
 
-async def test_a_busy_node_is_left_alone_between_steps() -> None:
+async def test_sorter_waits_between_steps_on_a_busy_node() -> None:
     box = box_with(definition(512, on("0:unsigned")))
     index = box.space(512).index(0)
     for number in range(10 * STEP):

@@ -17,11 +17,11 @@ KEYS_2_6 = (
 )
 
 
-def test_the_keys_are_those_of_a_real_2_6() -> None:
+def test_info_has_the_keys_of_a_real_2_6() -> None:
     assert list(box_info(make_instance(dialect=Dialect.V2_6))) == KEYS_2_6.split()
 
 
-def test_the_newer_dialect_adds_the_newer_keys() -> None:
+def test_info_of_the_newer_dialect_has_the_newer_keys() -> None:
     info = box_info(make_instance())
     assert [key for key in info if key not in KEYS_2_6.split()] == [
         "ro_reason",
@@ -34,7 +34,7 @@ def test_the_newer_dialect_adds_the_newer_keys() -> None:
     assert box_info(make_instance(read_only=True))["ro_reason"] == "config"
 
 
-def test_elections_and_queue_are_shown_as_in_the_files() -> None:
+def test_info_has_the_election_and_queue_of_the_files() -> None:
     instance = make_instance()
     assert box_info(instance)["election"] == {"state": "follower", "vote": 0, "leader": 0, "term": 1}
     instance.queue.start(1, Promote(1, 0, 3), Tenures({1: 3}, (), {}), ())
@@ -54,7 +54,7 @@ def test_info_has_identity_and_position() -> None:
     assert info["status"] == "running"
 
 
-def test_replica_set_name_is_the_one_given_by_newer_members() -> None:
+def test_replica_set_name_is_the_one_that_newer_members_sent() -> None:
     instance = make_instance()
     assert replicaset_name(instance) is None
     schema = instance.box.space(SCHEMA_ID)

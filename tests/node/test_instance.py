@@ -1,4 +1,4 @@
-"""Facts about an instance that several components need."""
+"""The state of an instance that several components share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowstone.node.instance import NoFiles
 from tests.node.instances import make_instance
 
 
-def test_position_is_the_written_one() -> None:
+def test_position_is_the_written_position() -> None:
     instance = make_instance()
     instance.journal.submit(b"", 3, lambda error: None)
     assert instance.vclock.to_mapping() == {1: 1}
@@ -36,5 +36,5 @@ async def test_instance_without_files_rejects_requests_that_need_them() -> None:
     assert not files.gc_vclock
 
 
-def test_time_passes() -> None:
+def test_new_instance_has_a_small_uptime() -> None:
     assert 0 <= make_instance().uptime() < 100

@@ -44,7 +44,7 @@ Place = tuple[int, Row]
 
 @dataclass(frozen=True)
 class Change:
-    """One statement: it puts `row`, or, if that is None, removes the row at `key`."""
+    """One statement: put `row`, or delete the row at `key` if `row` is None."""
 
     space_id: int
     key: Row
@@ -130,7 +130,7 @@ class Writer:
         self.count += 1
 
     def check(self, found: dict[Place, Row]) -> None:
-        """Check that `found`, the data after a restart, results from some prefix of the units."""
+        """Check that `found`, the data after a restart, equals the result of some prefix of the units."""
         own = {place: row for place, row in found.items() if self.owns(place)}
         state = dict(self.settled)
         possible = [dict(state)]

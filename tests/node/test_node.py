@@ -99,7 +99,7 @@ async def test_directory_cannot_be_used_by_two_nodes(tmp_path: Path) -> None:
         pass
 
 
-async def test_a_node_and_a_tarantool_keep_each_other_out_of_a_directory(tarantool: Any, tmp_path: Path) -> None:
+async def test_directory_cannot_be_shared_by_a_node_and_a_tarantool(tarantool: Any, tmp_path: Path) -> None:
     with (
         tarantool.serve(tmp_path),
         pytest.raises(AlreadyLocked, match=f"another instance is running in {tmp_path}"),
@@ -134,7 +134,7 @@ async def test_address_in_use_is_rejected_with_one_sentence(tmp_path: Path) -> N
             async with flowstone.Node(tmp_path / "b", listen=node.address):
                 pass
     async with flowstone.Node(tmp_path / "b"):
-        pass  # and it released its directory
+        pass  # the failed node released its directory
 
 
 async def test_damaged_log_is_rejected_unless_forced(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ async def test_clients_call_python_functions(tmp_path: Path) -> None:
             assert await call(connection, "slow", "tea") == ("tea", "TEA")
 
 
-async def test_first_user_has_all_rights_and_is_created_with_new_data_only(
+async def test_first_user_has_all_privileges_and_is_created_with_new_data_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
@@ -196,7 +196,7 @@ async def test_first_user_has_all_rights_and_is_created_with_new_data_only(
     assert "secret" not in caplog.text
 
 
-async def test_users_are_created_and_get_rights(node: flowstone.Node) -> None:
+async def test_users_are_created_and_granted_privileges(node: flowstone.Node) -> None:
     await node.create_user("reader", "secret")
     await node.grant("reader", "read", "space", "fruit")
     await node.reconfigure(listen="127.0.0.1:0")
@@ -264,7 +264,7 @@ async def test_node_after_a_kill_has_all_acknowledged_writes() -> None:
         assert len(successor.space("space")) == 100
 
 
-async def test_snapshots_and_logs_may_have_directories_of_their_own(tmp_path: Path) -> None:
+async def test_snapshots_and_logs_may_have_separate_directories(tmp_path: Path) -> None:
     for expected in ([], [(1,)]):
         async with flowstone.Node(tmp_path, memtx_dir="snapshots", wal_dir="logs") as node:
             space = await node.create_space("space", if_not_exists=True)
@@ -294,7 +294,7 @@ def locked(certified: tuple[Path, Path]) -> Path:
     return path
 
 
-async def test_a_key_may_be_under_a_password(tmp_path: Path, certified: tuple[Path, Path], locked: Path) -> None:
+async def test_key_may_be_encrypted(tmp_path: Path, certified: tuple[Path, Path], locked: Path) -> None:
     certificate, _ = certified
     options: dict[str, Any] = {"listen": "127.0.0.1:0", "ssl_cert_file": str(certificate), "ssl_key_file": str(locked)}
     async with flowstone.Node(tmp_path / "data", ssl_password="hush", **options) as node:
@@ -322,7 +322,7 @@ async def ping_for_ever(connection: Connection) -> None:
         await connection.request(RequestType.PING, b"\x80")
 
 
-async def test_bounds_on_clients_change_at_run_time(tmp_path: Path) -> None:
+async def test_limits_on_clients_change_at_run_time(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
         stranger = await connect(node)
         known = await connect(node, "app:secret@")
@@ -345,6 +345,24 @@ async def test_options_change_at_run_time(node: flowstone.Node) -> None:
     await fruit.insert((1, "apple", 5))
 
 
+async def test_reconfigure_trigger_gets_the_names_of_changed_options(
+    node: flowstone.Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[list[str]] = []
+
+    @node.on_reconfigure
+    def fail(changed: list[str]) -> None:
+        raise RuntimeError(changed)
+
+    node.on_reconfigure(calls.append)
+    await node.reconfigure(read_only=True)
+    await node.reconfigure(read_only=True)
+    with pytest.raises(errors.ReloadCfg):
+        await node.reconfigure(read_only=False, wal_mode="fsync")
+    assert calls == [["read_only"]]
+    assert "reconfiguration trigger failed" in caplog.text
+
+
 async def test_clients_read_and_change_options(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
         async with await connect(node, "app:secret@") as connection:
@@ -365,7 +383,7 @@ async def test_unchangeable_options_are_rejected_and_the_others_kept(node: flows
     assert await node.reconfigure(instance_uuid=node.info()["uuid"]) == []
 
 
-async def test_options_outside_of_the_dialect_are_rejected_and_the_others_kept(tmp_path: Path) -> None:
+async def test_options_of_another_dialect_are_rejected_and_the_others_kept(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path, dialect="2.6") as node:
         pass
     async with flowstone.Node(tmp_path) as node:
@@ -377,7 +395,7 @@ async def test_options_outside_of_the_dialect_are_rejected_and_the_others_kept(t
         assert await node.reconfigure(replication_synchro_quorum=1) == ["replication_synchro_quorum"]
 
 
-async def test_the_address_changes_at_run_time(node: flowstone.Node) -> None:
+async def test_listen_address_changes_at_run_time(node: flowstone.Node) -> None:
     assert node.address is None
     await node.reconfigure(listen="127.0.0.1:0")
     first = node.address
@@ -459,7 +477,7 @@ async def test_triggers_receive_elections_and_programs_can_await_their_outcome(t
     assert "leader" in seen
 
 
-async def test_temporary_and_local_spaces(node: flowstone.Node) -> None:
+async def test_temporary_and_local_spaces_can_be_created(node: flowstone.Node) -> None:
     temporary = await node.create_space("temporary", temporary=True)
     await temporary.create_index("primary")
     before = node.info()["vclock"]
@@ -470,14 +488,14 @@ async def test_temporary_and_local_spaces(node: flowstone.Node) -> None:
     assert len(temporary) == 2
 
 
-async def test_creating_a_space_twice(node: flowstone.Node) -> None:
+async def test_space_cannot_be_created_twice(node: flowstone.Node) -> None:
     with pytest.raises(errors.SpaceExists, match="Space 'fruit' already exists"):
         await node.create_space("fruit")
     assert (await node.create_space("fruit", if_not_exists=True)).id == node.space("fruit").id
 
 
 @pytest.mark.parametrize("mode", ["none", "write", "fsync"])
-async def test_every_wal_mode_serves(tmp_path: Path, mode: Literal["none", "write", "fsync"]) -> None:
+async def test_node_serves_in_every_wal_mode(tmp_path: Path, mode: Literal["none", "write", "fsync"]) -> None:
     async with flowstone.Node(tmp_path, wal_mode=mode) as node:
         space = await node.create_space("space")
         await space.create_index("primary")

@@ -33,6 +33,6 @@ def test_string_of_another_type_is_rejected(name: str, text: str) -> None:
         option.accept(option.parse(text))
 
 
-def test_an_option_is_spelled_alike_everywhere() -> None:
+def test_option_has_one_spelling() -> None:
     option = OPTIONS["wal_max_size"]
     assert (option.dashed, option.variable) == ("--wal-max-size", "FLOWSTONE_WAL_MAX_SIZE")

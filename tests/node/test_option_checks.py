@@ -24,21 +24,21 @@ def test_unknown_name_is_reported_alone_or_with_the_valid_ones() -> None:
     assert checks.no_mode_of(("a", "b"))("c") == "the value must be one of the following strings: 'a', 'b'"
 
 
-def test_a_replica_set_has_room_for_31() -> None:
+def test_replica_set_has_at_most_31_members() -> None:
     uris = tuple(f"db{number}:3301" for number in range(32))
     assert checks.no_upstreams(uris[:31]) is None
     assert checks.no_upstreams(uris) == "too many replicas"
     assert checks.no_upstreams(("no address",)) == "expected host:service or /unix.socket"
 
 
-def test_uuids_are_written_in_full_and_not_nil() -> None:
+def test_uuid_must_be_complete_and_not_nil() -> None:
     name = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
     assert checks.no_uuid(name) is None
     assert checks.no_uuid(UUID(name).hex) == UUID(name).hex
     assert checks.no_uuid(str(UUID(int=0))) == "nil UUID is reserved"
 
 
-def test_levels_of_the_log_have_names_and_numbers() -> None:
+def test_log_levels_have_names_and_numbers() -> None:
     assert checks.no_log_level("info") is checks.no_log_level("7") is None
     assert checks.no_log_level("8") == checks.no_log_level("loud")
 

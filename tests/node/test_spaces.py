@@ -60,7 +60,7 @@ async def test_wrong_key_is_an_error_even_in_an_empty_index(fruit: flowstone.Spa
         fruit.get((1, 2))
 
 
-async def test_selects_with_iterators_limits_and_positions(fruit: flowstone.Space) -> None:
+async def test_select_accepts_iterators_limits_and_positions(fruit: flowstone.Space) -> None:
     await fill(fruit)
     assert [row.id for row in fruit.select()] == [1, 2, 3]
     assert [row.id for row in fruit.select(2, iterator="GE")] == [2, 3]
@@ -73,7 +73,7 @@ async def test_selects_with_iterators_limits_and_positions(fruit: flowstone.Spac
         fruit.select(iterator="NEAR")
 
 
-async def test_counts_and_edges(fruit: flowstone.Space) -> None:
+async def test_count_min_and_max(fruit: flowstone.Space) -> None:
     assert (len(fruit), fruit.count(), fruit.min(), fruit.max()) == (0, 0, None, None)
     await fill(fruit)
     by_name = fruit.index("by_name")
@@ -84,7 +84,7 @@ async def test_counts_and_edges(fruit: flowstone.Space) -> None:
     assert fruit.random(4) == (2, "banana", 3)
 
 
-async def test_updates_by_name_number_and_other_index(fruit: flowstone.Space) -> None:
+async def test_update_by_name_number_and_secondary_index(fruit: flowstone.Space) -> None:
     await fill(fruit)
     assert await fruit.update(1, [("+", "count", 1), ("=", 1, "pear")]) == (1, "pear", 6)
     assert await fruit.index("by_name").update("banana", [("=", -1, None)]) == (2, "banana", None)
@@ -93,7 +93,7 @@ async def test_updates_by_name_number_and_other_index(fruit: flowstone.Space) ->
         await fruit.update(1, [("=", 0, 7)])
 
 
-async def test_upserts_and_deletes(fruit: flowstone.Space) -> None:
+async def test_upsert_and_delete(fruit: flowstone.Space) -> None:
     await fruit.upsert((1, "apple", 1), [("+", 2, 1)])
     await fruit.upsert((1, "apple", 1), [("+", 2, 1)])
     assert fruit.get(1) == (1, "apple", 2)
@@ -138,7 +138,7 @@ async def test_a_sequence_numbers_tuples(node: flowstone.Node) -> None:
     assert (first.id, second.id) == (1, 2)
 
 
-async def test_a_handle_follows_its_space_through_changes_of_its_definition(fruit: flowstone.Space) -> None:
+async def test_space_handle_remains_valid_after_definition_changes(fruit: flowstone.Space) -> None:
     await fill(fruit)
     await fruit.set_format([("key", "unsigned"), ("label", "string")])
     found = fruit.get(1)
@@ -162,7 +162,7 @@ async def test_dropped_space_is_absent(node: flowstone.Node, fruit: flowstone.Sp
         node.space("fruit")
 
 
-async def test_hash_indexes_have_no_edges(node: flowstone.Node) -> None:
+async def test_hash_index_has_no_min_and_max(node: flowstone.Node) -> None:
     space = await node.create_space("hashed")
     await space.create_index("primary", type="hash")
     await space.insert((1,))
@@ -179,7 +179,7 @@ async def test_string_keys_are_found(node: flowstone.Node) -> None:
     assert space.get("blau") is None
 
 
-async def test_reading_costs_little_more_than_looking_into_a_dictionary(fruit: flowstone.Space) -> None:
+async def test_get_costs_little_more_than_a_dict_lookup(fruit: flowstone.Space) -> None:
     """A bound far above the measured cost (`make bench`), to notice when the fast path is no longer taken."""
     await fill(fruit)
     begun = time.perf_counter()
@@ -190,7 +190,7 @@ async def test_reading_costs_little_more_than_looking_into_a_dictionary(fruit: f
     assert 100_000 / (time.perf_counter() - begun) > 200_000
 
 
-async def test_a_handle_follows_its_space_through_truncation(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_space_handle_remains_valid_after_a_truncation(node: flowstone.Node, fruit: flowstone.Space) -> None:
     await fill(fruit)
     by_name = fruit.index("by_name")
     assert fruit.get(1) == by_name.get("apple") == (1, "apple", 5)

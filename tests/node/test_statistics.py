@@ -38,7 +38,7 @@ async def test_statistics_count_client_requests(tmp_path: Path) -> None:
         await connection.disconnect()
 
 
-async def test_rows_that_went_to_a_replica_are_counted(tmp_path: Path) -> None:
+async def test_rows_sent_to_a_replica_are_counted(tmp_path: Path) -> None:
     async with Node(tmp_path / "a", listen="127.0.0.1:0", user=("app", "secret")) as master:
         space = await master.create_space("orders")
         await space.create_index("pk")
@@ -56,7 +56,7 @@ async def test_rows_that_went_to_a_replica_are_counted(tmp_path: Path) -> None:
             assert sent.bytes > before.bytes
 
 
-async def test_the_directories_are_looked_at(tmp_path: Path) -> None:
+async def test_disk_usage_reports_logs_snapshots_and_free_space(tmp_path: Path) -> None:
     async with Node(tmp_path) as node:
         await node.create_space("orders")
         seen = await node.disk_usage()
@@ -65,7 +65,7 @@ async def test_the_directories_are_looked_at(tmp_path: Path) -> None:
         assert min(seen.wal_free_bytes, seen.memtx_free_bytes) > 0
 
 
-def test_logs_are_kept_from_the_one_with_the_next_row() -> None:
+def test_disk_usage_counts_log_bytes_from_a_position_on() -> None:
     usage = DiskUsage(
         wal_dir="w",
         memtx_dir="m",

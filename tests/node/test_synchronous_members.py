@@ -1,4 +1,4 @@
-"""Membership and the queue: pending rows change neither the members nor the data of a new one."""
+"""Membership and the queue: pending rows change neither the members nor the data of a new member."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_member_counts_for_the_quorum_until_its_expulsion_is_confirmed(tmp
     )
 
 
-async def test_a_stop_is_no_rollback(tmp_path: Path) -> None:
+async def test_stop_does_not_roll_back_pending_transactions(tmp_path: Path) -> None:
     node = flowstone.Node(tmp_path, replication_synchro_timeout=1000)
     taken_back: list[Any] = []
     node.on_rollback(taken_back.append)
@@ -97,7 +97,7 @@ async def test_a_stop_is_no_rollback(tmp_path: Path) -> None:
     assert not taken_back
 
 
-async def test_a_peer_s_vote_does_not_become_ours_and_ours_stays(tmp_path: Path) -> None:
+async def test_vote_of_a_peer_does_not_replace_our_own(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path) as node:
         elections = node._instance.elections
         assert elections.kept_beside(RaftState(term=4, vote=3)) == RaftState(term=4)

@@ -16,7 +16,7 @@ def fruit(node: flowstone.Node) -> flowstone.Space:
     return node.space("fruit")
 
 
-async def test_a_transaction_becomes_true_as_a_whole(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_transaction_is_committed_as_a_whole(node: flowstone.Node, fruit: flowstone.Space) -> None:
     async with node.transaction() as transaction:
         inside = transaction.space("fruit")
         inside.insert((1, "apple", 5))
@@ -28,7 +28,7 @@ async def test_a_transaction_becomes_true_as_a_whole(node: flowstone.Node, fruit
     assert [row.id for row in fruit.select()] == [1, 2]
 
 
-async def test_an_exception_takes_everything_back(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_exception_rolls_the_transaction_back(node: flowstone.Node, fruit: flowstone.Space) -> None:
     async def fail() -> None:
         async with node.transaction() as transaction:
             transaction.space("fruit").insert((1, "apple", 5))
@@ -50,7 +50,7 @@ async def test_rejected_statement_is_rolled_back_alone(node: flowstone.Node, fru
     assert [tuple(row) for row in fruit] == [(1, "apple", 7)]
 
 
-async def test_the_first_to_commit_wins(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_first_transaction_to_commit_wins(node: flowstone.Node, fruit: flowstone.Space) -> None:
     await fruit.insert((1, "apple", 5))
 
     async def add_ten_too_late() -> None:
@@ -66,9 +66,7 @@ async def test_the_first_to_commit_wins(node: flowstone.Node, fruit: flowstone.S
     assert fruit.get(1) == (1, "apple", 6)
 
 
-async def test_a_conflict_that_is_caught_is_raised_again_in_the_end(
-    node: flowstone.Node, fruit: flowstone.Space
-) -> None:
+async def test_caught_conflict_is_raised_again_at_the_end(node: flowstone.Node, fruit: flowstone.Space) -> None:
     other = await node.create_space("other")
     await other.create_index("primary")
 
@@ -86,7 +84,7 @@ async def test_a_conflict_that_is_caught_is_raised_again_in_the_end(
     assert len(fruit) == len(other) == 0
 
 
-async def test_a_handle_outlives_its_transaction_in_name_only(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_handle_is_unusable_after_its_transaction(node: flowstone.Node, fruit: flowstone.Space) -> None:
     async with node.transaction() as transaction:
         inside = transaction.space("fruit")
     with pytest.raises(errors.NoTransaction):
@@ -180,7 +178,7 @@ async def test_closed_read_view_raises(node: flowstone.Node, fruit: flowstone.Sp
             read()
 
 
-async def test_a_transaction_may_wait_for_a_quorum_on_any_space(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_transaction_on_any_space_may_wait_for_a_quorum(node: flowstone.Node, fruit: flowstone.Space) -> None:
     with pytest.raises(errors.SyncQueueUnclaimed):
         async with node.transaction(is_sync=True) as transaction:
             transaction.space("fruit").insert((1, "apple", 5))

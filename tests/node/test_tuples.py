@@ -41,7 +41,7 @@ def test_named_field_beyond_the_end_is_none_and_a_number_is_an_error() -> None:
         tuple_[1]
 
 
-def test_an_unknown_name_is_an_error_of_the_kind_that_was_asked_with() -> None:
+def test_unknown_field_raises_the_error_of_its_kind_of_access() -> None:
     tuple_ = made(1)
     with pytest.raises(KeyError):
         tuple_["colour"]
@@ -49,7 +49,7 @@ def test_an_unknown_name_is_an_error_of_the_kind_that_was_asked_with() -> None:
         tuple_.colour
 
 
-def test_get_gives_a_default() -> None:
+def test_get_returns_a_default() -> None:
     tuple_ = made(1, "tea")
     assert [tuple_.get(field, "?") for field in ("name", "price", "colour", 0, 5)] == ["tea", "?", "?", 1, "?"]
 
@@ -64,7 +64,7 @@ def test_tuple_is_a_sequence_equal_to_its_values() -> None:
     assert repr(tuple_) == "Tuple(1, 'tea')"
 
 
-def test_a_dict_has_the_named_fields() -> None:
+def test_as_dict_has_the_named_fields() -> None:
     assert made(1, "tea", 2.5, "more").to_dict() == {"id": 1, "name": "tea", "price": 2.5}
     assert made(1).to_dict() == {"id": 1}
 

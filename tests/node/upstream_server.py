@@ -1,4 +1,6 @@
-"""A node in this process for tests to follow: it can be stopped, set back and restarted at the same address."""
+"""A node in this process for tests to follow: it can be stopped, restored to an earlier state and restarted at the same
+address.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster of real servers and nodes is that of the interoperability tests."""
+"""Use the cluster of real servers and nodes of the interoperability tests."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ NEVER: Final = frozenset(
         Kind.QUEUE_ABANDONED,
         Kind.NO_LEADER,
         Kind.READ_ONLY,
-        # In files, which are not checked here.
+        # These findings are about files, which are not checked here.
         Kind.DAMAGED_LOG,
         Kind.TORN_LOG,
         Kind.NO_SNAPSHOT,
@@ -88,6 +88,8 @@ NEVER: Final = frozenset(
         Kind.LEFTOVER_FILES,
         Kind.UNDECIDED,
         Kind.FORKED,
+        # This finding is about a lake.
+        Kind.MISFITS,
     }
 )
 """Findings that do not explain why a member lacks rows."""
@@ -124,9 +126,10 @@ def target_of(replica_set: ReplicaSet) -> VClock:
 
 
 def is_whole(replica_set: ReplicaSet) -> bool:
-    """Every registered member answers and runs, alone under its UUID, follows whom it is told to, has what any other
-    has, and asks for no larger quorum than there are members. Only a master has an empty `replication`, and no
-    expelled member runs."""
+    """Return True if the set is whole: every registered member answers and runs, is the only one with its UUID, follows
+    its configured upstreams, has all rows, and requires no quorum larger than the set. Only a master has an empty
+    `replication`, and no expelled member runs.
+    """
     registered = [one for one in replica_set.members if one.id]
     reports = [one.report for one in registered if one.report is not None]
     masters = [one for one in registered if one.report is not None and one.report.upstreams_configured == 0]
@@ -146,8 +149,9 @@ def is_whole(replica_set: ReplicaSet) -> bool:
 
 
 def false_alarms(replica_set: ReplicaSet, findings: Sequence[Finding]) -> list[str]:
-    """Return findings about a set that is whole, though a disk may be nearly full all the same; clocks of one machine
-    that are said to differ; and voters said to be unheard that do not vote, or are heard."""
+    """Return the false alarms: findings about a whole set, except that a disk is nearly full; clock skew on one
+    machine; and missing votes of members that do not vote, or whose votes arrive.
+    """
     is_calm = is_whole(replica_set)
     ours = [finding for finding in findings if finding.replicaset == replica_set.uuid]
     false = [
@@ -164,7 +168,7 @@ def false_alarms(replica_set: ReplicaSet, findings: Sequence[Finding]) -> list[s
 
 
 def false_readiness(replica_set: ReplicaSet, findings: Sequence[Finding], ready: Mapping[str, bool]) -> list[str]:
-    """Return nodes that are ready although a finding says that they cannot serve, or not ready in a set that is whole.
+    """Return nodes that are ready although a finding prevents them from serving, or not ready in a whole set.
 
     `ready` is what `/health/ready` answered, by the address of the node.
     """
@@ -180,14 +184,14 @@ def false_readiness(replica_set: ReplicaSet, findings: Sequence[Finding], ready:
 
 
 def _is_about_itself(finding: Finding, member: Member) -> bool:
-    """Return True if the finding keeps the node from its work, whatever its peers do: a failed link does not."""
+    """Return True if the finding prevents the node from serving, whatever its peers do: a failed link does not."""
     if finding.member != member.uuid or finding.severity is not Severity.STOPPED or finding.kind not in OF_READINESS:
         return False
     return finding.peer is None or (finding.kind is Kind.NOT_FOLLOWING and is_cut_off(member))
 
 
 def _seen_by_each(replica_set: ReplicaSet) -> list[Finding]:
-    """Return what `explain` says if only one member answers, for each of them: it must not fill gaps by guesses."""
+    """Return the false findings of `explain` if only one member answers, for each member: it must not guess."""
     reports = [member.report for member in replica_set.members if member.report is not None]
     return [finding for report in reports for finding in explain(replica_sets([report]))]
 
@@ -218,7 +222,7 @@ class _Due:
 
 
 class Promise:
-    """Judges one poll after the other; `broken` lists broken promises, each once.
+    """Judges polls in order; `broken` lists broken promises, each once.
 
     `explained` counts how often a finding was needed: a member lagged for longer than `seconds`. Without any, nothing
     was tested.
@@ -291,7 +295,7 @@ async def watch(addresses: Sequence[str], promise: Promise, is_over: Callable[[]
 
 
 def broken_promises(addresses: Sequence[str], *, seconds: float = PROMISE_SECONDS, pause: float = 0.2) -> list[str]:
-    """Poll while something is unexplained: once if everything is healthy, or explained."""
+    """Poll until no lag is unexplained, at least once; return the broken promises."""
     promise = Promise(seconds=seconds)
 
     def is_over() -> bool:

@@ -1,7 +1,7 @@
-"""Random replica sets as their servers would report them: any topology, any servers away, and lag that has lasted.
+"""Random replica sets as reported by their servers: any topology, any unreachable servers, and lasting lag.
 
 `answers` draws the answers to a survey. It draws only what servers can report: each restriction says why in a comment.
-Rows that a member lacks have been missing for LONG seconds: that is what the promise of reports is about.
+Rows that a member lacks have been missing for LONG seconds, so that reports must explain them.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _answers(choices: Choices) -> list[Report | Unreachable]:
         # link does, the member may have written the rows between its answer and that of the follower.
         servers[number].vclock[number] = max(one.vclock[number] for one in servers.values())
     if EXPELLED in servers:
-        # It lacks the row of its expulsion, written by member 1; with this row it would know, and stop.
+        # The expelled member lacks the row of its expulsion, written by member 1: with this row it would stop.
         servers[1].vclock[1] = max(servers[1].vclock[1], 1)
         servers[EXPELLED].vclock[1] = 0
     ways = {
@@ -221,7 +221,7 @@ def _upstream(way: Way, one: Server, master: Server) -> dict[str, Any]:
 
 def _downstream(way: Way, follower: Server, master: Server) -> dict[str, Any] | None:
     if way.status in WORKING:
-        # In so long a time, the follower has acknowledged all rows that it has.
+        # After LONG seconds the follower has acknowledged all rows that it has.
         return downstream(dict(follower.vclock), lag=LONG if follower.lacks_rows_of(master) else 0.001)
     if way.status in CONNECTING or not way.is_shown:
         return None

@@ -1,4 +1,4 @@
-"""Reports of made-up servers, in the form of `box.info`, for tests of findings."""
+"""Reports of fictitious servers, in the form of `box.info`, for tests of findings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def report(
 
 
 def pair(first: dict[int, int], second: dict[int, int], told: dict[str, Any]) -> list[Report]:
-    """Instance 2 follows instance 1 and reports this link."""
+    """Return the report of instance 2, which follows instance 1 over this link."""
     return [
         report(1, first, {2: {"downstream": downstream(second)}}),
         report(2, second, {1: {"upstream": upstream(1) | told}}, ro=True),

@@ -39,9 +39,9 @@ def as_it_is(replica_set: ReplicaSet) -> ReplicaSet:
 
 
 def explained(*members: Member | str, seen_as: Seen = as_it_is, seconds: float = SECONDS) -> tuple[Finding, ...]:
-    """By members, queried as guests, or by URIs; `seen_as` changes their reports before the investigation.
+    """Return the findings about members, queried as guests, or URIs; `seen_as` changes their reports first.
 
-    Wait for a member that is only slow, on a busy machine, up to `seconds`: slowness is not the problem.
+    Wait up to `seconds` for members that are merely slow on a busy machine.
     """
     uris = [parse_uri(one if isinstance(one, str) else one.address) for one in members]
 
@@ -57,7 +57,7 @@ def explained(*members: Member | str, seen_as: Seen = as_it_is, seconds: float =
 
 
 def found(kind: Kind, *members: Member | str, seen_as: Seen = as_it_is) -> Finding:
-    """Wait for the finding of this kind, complete; a problem takes a moment to show."""
+    """Wait for the complete finding of this kind; a problem takes a moment to appear."""
     last: tuple[Finding, ...] = ()
 
     def look() -> Finding | None:
@@ -100,7 +100,7 @@ def make(cluster: Cluster, kind: str, name: str, **options: object) -> Member:
 
 
 def pair(cluster: Cluster, master_kind: str, replica_kind: str, **options: object) -> tuple[Member, Member]:
-    """A master with a space, and its followers."""
+    """Return a master with a space, and its followers."""
     master = make(cluster, master_kind, "master", **options)
     ledger.define(master)
     replica = make(cluster, replica_kind, "replica", replication=[master.uri])
@@ -114,7 +114,7 @@ def write(member: Member, numbers: Sequence[int]) -> None:
 
 
 def write_rows(member: Member, space: int, rows: Sequence[tuple[object, ...]]) -> None:
-    """Replace these in order, with many requests in flight."""
+    """Replace the tuples in order, with many requests in flight."""
     requests = [Request(RequestType.REPLACE, {Key.SPACE_ID: space, Key.TUPLE: row}) for row in rows]
     for answer in member.client.pipeline(requests):
         if answer.is_error:
@@ -144,7 +144,7 @@ def lose_rows(cluster: Cluster, master: Member, replica: Member, written: int, k
 
 
 def wait_acknowledged(master: Member, follower: Member) -> None:
-    """Wait until the master knows that the follower has everything."""
+    """Wait until the master knows that the follower has all rows."""
     number, vclock = follower.id, master.vclock()
 
     def is_known() -> bool:
@@ -155,7 +155,7 @@ def wait_acknowledged(master: Member, follower: Member) -> None:
 
 
 def status_is(member: Member, of: int, *statuses: str) -> None:
-    """Wait until the upstream is in one of these states."""
+    """Wait until the upstream is in one of `states`."""
     eventually(f"{member} is {statuses}", partial(_is_in, member, of, statuses))
 
 

@@ -16,7 +16,7 @@ NOBODY = UUID(int=1)
 FACTS = UpstreamFacts(UUID(int=2), "2.11.9", str(UUID(int=3)), Ballot(vclock=VClock({0: 3, 1: 7})), ())
 
 
-async def test_neither_a_snapshot_nor_a_join_is_taken() -> None:
+async def test_anonymous_sink_requests_neither_a_snapshot_nor_a_join() -> None:
     sink = AnonymousSink(NOBODY)
     for taken in (sink.begin_snapshot(VClock(), (2, 6, 0)), sink.begin_final(VClock()), sink.end_join(VClock())):
         with pytest.raises(AssertionError):
@@ -29,6 +29,6 @@ def test_anonymous_sink_has_no_identity_and_no_vote() -> None:
     assert (sink.instance_uuid, sink.replica_id, sink.is_anonymous, sink.term) == (NOBODY, 0, True, 1)
 
 
-def test_a_server_tells_its_age_and_its_definitions() -> None:
+def test_server_returns_its_version_and_definitions() -> None:
     assert version_of(FACTS) == (2, 11, 9)
     assert schema_of(FACTS).schema.get(280) is not None

@@ -72,7 +72,7 @@ def test_delete_is_advised_only_where_it_is_not_replicated_to_the_master() -> No
     for answers in (ring, ring[1:]):
         around = next(one for one in _found(*answers) if one.kind is Kind.DUPLICATE_KEY)
         assert "delete neither yet" in around.advice
-        assert "On db2:3301 and db1:3301: `box.cfg{replication_skip_conflict = true}`" in around.advice
+        assert "On db2:3301 and db1:3301: `flowstone config URI replication_skip_conflict=true`" in around.advice
 
 
 def test_unqueried_follower_is_reported_by_its_master() -> None:

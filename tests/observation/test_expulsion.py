@@ -21,7 +21,7 @@ def planned(wanted: str, *answers: Report | Unreachable, asked: int = 1) -> Expu
 
 
 def led(number: int, vclock: dict[int, int] | None = None, **more: Any) -> Report:
-    """A member of three, led by the second."""
+    """Return one member of three, led by the second."""
     election = {"state": "leader" if number == 2 else "follower", "term": 5, "leader": 2, "vote": 2}
     cfg = {"election_mode": "candidate", "replication_synchro_quorum": "N / 2 + 1"}
     peers = {other: {"upstream": upstream(other)} for other in (1, 2, 3) if other != number}
@@ -97,8 +97,8 @@ def test_quorum_is_that_of_the_remaining_members() -> None:
     )
 
 
-def test_quorum_is_that_of_the_writer() -> None:
-    """It is lowered only there, by an operator who follows the advice for a lost quorum."""
+def test_quorum_is_taken_from_the_executing_member() -> None:
+    """An operator who follows the advice for a lost quorum lowers it only there."""
     peers: dict[int, dict[str, Any]] = {other: {} for other in (3, 4, 5)}
     usual, lowered = ({"replication_synchro_quorum": quorum} for quorum in ("N / 2 + 1", 2))
     answers = (report(1, {2: 9}, peers, ro=True, cfg=usual), report(2, {2: 9}, peers, cfg=lowered))
@@ -116,7 +116,7 @@ def test_expulsion_counts_a_replicating_member_as_alive_when_it_rejects_queries(
     assert (found.members_left, found.alive_left, found.has_quorum, list(found.objections())) == (3, 2, True, [])
 
 
-def test_without_the_options_of_a_member_the_quorum_is_not_known() -> None:
+def test_quorum_is_unknown_without_the_options_of_a_member() -> None:
     found = planned("2", report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}}))
     assert (found.quorum_left, found.has_quorum) == (None, None)
     assert list(found.consequences())[-1] == "1 of 1 other members are alive: the quorum is unknown"
@@ -142,8 +142,8 @@ def test_lower_quorum_is_advised_only_for_a_lost_quorum() -> None:
     with pytest.raises(FlowstoneError, match=r"is writable: db1:3301 has lost its quorum") as caught:
         planned("2", alone, silent(2))
     assert caught.value.hint is not None
-    lowered = "lower the quorum to the remaining members, on db1:3301: `box.cfg{replication_synchro_quorum = 1}`"
-    assert lowered in caught.value.hint
+    lowered = "`flowstone config db1:3301 replication_synchro_quorum=1`"
+    assert f"lower the quorum to the remaining members, on db1:3301: {lowered}" in caught.value.hint
     assert "its own row" not in caught.value.hint
 
 

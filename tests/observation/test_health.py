@@ -49,7 +49,7 @@ def test_health_names_a_lagging_member_with_seconds_and_rows() -> None:
 
 
 def test_explain_and_status_agree_on_lag_and_list_each_follower_once() -> None:
-    """A slow one is slow for all clients."""
+    """A slow member is slow for all clients."""
     for lag, count in ((4.0, 0), (7.0, 1)):
         slow = {1: 10, 2: 5}
         masters = [
@@ -75,16 +75,16 @@ def test_member_known_only_to_others_must_be_connected() -> None:
     assert of(report(1, {1: 5}, {2: {"downstream": stopped}})) == ("replica 2 has no connection to any other member",)
 
 
-def test_an_orphan_is_not_running() -> None:
+def test_orphan_does_not_count_as_running() -> None:
     (text,) = of(report(1, {1: 5}, status="orphan"))
     assert text == "db1:3301 has status orphan, not running"
 
 
-def test_somebody_has_to_be_writable() -> None:
+def test_set_without_a_writable_member_is_reported() -> None:
     assert of(report(1, {1: 5}, ro=True)) == ("no member is writable",)
 
 
-def test_an_election_has_to_have_a_leader() -> None:
+def test_missing_leader_of_an_election_is_reported() -> None:
     election = {"state": "follower", "term": 7, "leader": 0, "vote": 1}
     found = of(report(1, {1: 5}, election=election, ro=True, cfg={"election_mode": "candidate"}))
     assert found == ("no leader in term 7",)

@@ -84,11 +84,11 @@ def test_duplicate_key_shows_the_incoming_row_and_the_existing_tuple(
     assert 'INSERT [7, 1, "theirs"] in space' in finding.why
     assert "index 'pk'" in finding.why
     assert '[7, 1, "mine"]' in finding.why
-    assert "box.space['ledger']:delete({7, 1})" in finding.advice
+    assert f"`flowstone call {finding.label} box.space.ledger:delete '[7, 1]'`" in finding.advice
 
 
 @BOTH_WAYS
-def test_a_row_that_was_written_since_the_follower_was_asked_is_in_nobodys_way(
+def test_row_written_after_the_query_of_the_follower_is_not_a_conflict(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     """A server that has just applied a row shows the tuple before it counts the row."""
@@ -112,8 +112,8 @@ def test_a_row_that_was_written_since_the_follower_was_asked_is_in_nobodys_way(
     assert '[7, 1, "mine"]' in finding.why
 
 
-def test_the_advice_on_a_duplicate_key_in_a_mesh_leaves_everybody_with_the_right_tuple(nodes: Cluster) -> None:
-    """Through two unique keys, among members that receive each other's deletes."""
+def test_advice_on_a_duplicate_key_in_a_mesh_leaves_all_members_with_the_right_tuple(nodes: Cluster) -> None:
+    """The conflict concerns two unique keys, in members that receive each other's deletes."""
     mesh = Mesh(nodes, ("ours", "ours", "ours"))
     one, two, three = mesh.members
     one.call("box.space.plain:create_index", "text", {"parts": [2, "string"]})
@@ -122,7 +122,7 @@ def test_the_advice_on_a_duplicate_key_in_a_mesh_leaves_everybody_with_the_right
         mesh.isolate(one)
         for member, fields in zip((one, two), tuples, strict=True):
             write_new(member, *fields)
-        three.catch_up(two)  # so that it has the tuple of two when that of one arrives
+        three.catch_up(two)  # the member has the tuple of `two` when that of `one` arrives
         mesh.rejoin(one)
         for follower, upstream in ((one, two), (two, one), (three, one)):
             status_is(follower, upstream.id, "stopped")
@@ -195,7 +195,7 @@ def test_split_brain_shows_both_histories_and_the_fork(nodes: Cluster) -> None:
     both = owner.vclock()
     mesh.isolate(owner)
     promote(other)
-    other.configure(replication_synchro_timeout=60)  # its next write may take time
+    other.configure(replication_synchro_timeout=60)  # the next write may take time
     write_synchronous(owner, 1, "of the old owner")
     write_synchronous(other, 2, "of the new owner")
     finding = found(Kind.TWO_OWNERS, owner, other)
@@ -213,7 +213,7 @@ def test_split_brain_shows_both_histories_and_the_fork(nodes: Cluster) -> None:
     assert "replica 1 owns the queue since term" in told
     assert "replica 2 owns the queue since term" in told
     assert finding.why.count("two members have settled") == 1
-    # The advice makes them healthy.
+    # Following the advice makes the set healthy.
     uuid = owner.uuid
     owner.stop()
     assert run(["rebootstrap", "--yes", "--force", str(owner.directory), other.address]) == 0
@@ -232,7 +232,7 @@ def test_split_brain_shows_both_histories_and_the_fork(nodes: Cluster) -> None:
 
 
 @EITHER
-def test_a_server_of_another_set_is_named_with_both_uuids(cluster: Cluster, kind: str) -> None:
+def test_server_of_another_set_is_reported_with_both_uuids(cluster: Cluster, kind: str) -> None:
     other_kind = "ours" if kind == "real" else "real"
     mine, other = make(cluster, kind, "mine"), make(cluster, other_kind, "other")
     mine.configure(replication_connect_timeout=1)
@@ -246,7 +246,7 @@ def test_a_server_of_another_set_is_named_with_both_uuids(cluster: Cluster, kind
 
 
 @BOTH_WAYS
-def test_a_missing_right_is_named_with_the_grant(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_missing_privilege_is_reported_with_the_grant(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = pair(cluster, master_kind, replica_kind)
     revoke(master)
     wire = master.uri
@@ -257,7 +257,7 @@ def test_a_missing_right_is_named_with_the_grant(cluster: Cluster, master_kind: 
     finding = found(Kind.NO_RIGHTS, master, replica)
     assert finding.member == replica.uuid
     assert "'replicator'" in finding.why
-    assert "box.schema.user.grant('replicator', 'replication')" in finding.advice
+    assert "`flowstone call URI box.schema.user.grant replicator replication`" in finding.advice
 
 
 def revoke(master: Member) -> None:
@@ -269,7 +269,7 @@ def revoke(master: Member) -> None:
 
 
 @BOTH_WAYS
-def test_a_wrong_password_is_named(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_wrong_password_is_reported(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = pair(cluster, master_kind, replica_kind)
     replica.configure(replication=[])
     replica.configure(replication_connect_quorum=0)
@@ -310,7 +310,7 @@ def test_lost_quorum_lists_missing_members_and_the_age_of_the_queue(nodes: Clust
 
 
 @BOTH_WAYS
-def test_a_lost_quorum_of_2_6_is_known_by_its_option(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_lost_quorum_of_2_6_is_detected_by_its_option(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = pair(cluster, master_kind, replica_kind, replication_synchro_quorum=2)
     assert_well(master, replica)
     replica.stop()
@@ -433,7 +433,7 @@ def test_queue_of_a_dead_owner_is_abandoned(nodes: Cluster) -> None:
     assert queue(other)["len"] == 1
 
 
-def test_of_an_abandoned_queue_who_has_most_is_to_be_promoted_and_not_who_waits_for_most(nodes: Cluster) -> None:
+def test_promotion_of_an_abandoned_queue_is_advised_for_the_member_with_the_most_rows(nodes: Cluster) -> None:
     mesh = Mesh(nodes, ("ours",) * 3, replication_synchro_quorum=2)
     owner, lagging, ahead = mesh.members
     for member in mesh:
@@ -456,8 +456,8 @@ def test_of_an_abandoned_queue_who_has_most_is_to_be_promoted_and_not_who_waits_
     mesh.rejoin(lagging)
     lagging.wait_follow(ahead)
     lagging.catch_up(ahead)
-    wait_acknowledged(ahead, lagging)  # that is the quorum, for which it waits as briefly
-    ahead.configure(replication_synchro_timeout=0.1)  # for so long it waits for the old owner
+    wait_acknowledged(ahead, lagging)  # this server is the quorum, so the wait is as short
+    ahead.configure(replication_synchro_timeout=0.1)  # a promotion waits this long for the old owner
     assert run(["promote", "--yes", ahead.address]) == 0
     mesh.wait_owner(ahead, ahead, lagging)
     eventually("both decide alike", lambda: keys(ahead) == keys(lagging) == [1, 2, 3, 4])
@@ -557,7 +557,7 @@ def test_space_on_one_side_only_is_a_schema_mismatch(cluster: Cluster, master_ki
     assert "does not exist" in finding.why
 
 
-def test_rows_that_a_master_has_lost_are_named(cluster: Cluster) -> None:
+def test_rows_lost_by_a_master_are_reported(cluster: Cluster) -> None:
     master, replica = pair(cluster, "real", "ours")
     lose_rows(cluster, master, replica, 3)
     kept, lost = master.vclock()[1], replica.vclock()[1]
@@ -615,7 +615,7 @@ def test_two_synchronous_writers_of_2_6_are_distinguished(cluster: Cluster) -> N
     mesh.configure(ours, replication_synchro_quorum=NEVER)
     Pending(ours, 2, "of ours")
     eventually("it is written", lambda: ours.vclock().get(2, 0) > both.get(2, 0))
-    mesh.wire(ours, real).mend()  # one way: the other one, with an empty queue, would accept our row
+    mesh.wire(ours, real).mend()  # one way: the other server, with an empty queue, would accept our row
     finding = found(Kind.FOREIGN_QUEUE, real, ours)
     assert finding.severity is Severity.STOPPED
     told = "\n".join(finding.evidence)
@@ -623,7 +623,7 @@ def test_two_synchronous_writers_of_2_6_are_distinguished(cluster: Cluster) -> N
     assert "of ours" in told
 
 
-def test_a_set_without_a_candidate_has_no_leader(nodes: Cluster) -> None:
+def test_set_without_a_candidate_is_reported_as_leaderless(nodes: Cluster) -> None:
     mesh = Mesh(nodes, ("ours", "ours"), direct=True)
     mesh.set_modes("voter")
     finding = found(Kind.NO_LEADER, *mesh)
@@ -672,7 +672,7 @@ TIME = "has a timestamp 6."
 
 
 def test_clock_skew_is_distinguished_from_lag(tmp_path: Path) -> None:
-    """A node in this process, whose clock can be replaced; a real server follows it."""
+    """A real server follows a node in this process, whose clock can be replaced."""
 
     async def look() -> Finding:
         late = dataclasses.replace(production(), clock=_Late())
@@ -706,9 +706,7 @@ def test_clock_skew_is_distinguished_from_lag(tmp_path: Path) -> None:
 
 
 @BOTH_WAYS
-def test_a_copy_of_a_data_directory_that_runs_beside_the_original_is_named(
-    cluster: Cluster, master_kind: str, replica_kind: str
-) -> None:
+def test_running_copy_of_a_data_directory_is_reported(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = pair(cluster, master_kind, replica_kind)
     replica.stop()
     copy = make(cluster, replica_kind, "copy", start=False, replication=[master.uri])
@@ -727,7 +725,9 @@ def test_a_copy_of_a_data_directory_that_runs_beside_the_original_is_named(
 
 
 @EITHER
-def test_a_server_of_another_set_at_a_masters_address_is_named_with_both_sets(cluster: Cluster, kind: str) -> None:
+def test_server_of_another_set_at_the_address_of_a_master_is_reported_with_both_sets(
+    cluster: Cluster, kind: str
+) -> None:
     master, replica = pair(cluster, kind, "real")
     mine = master.info()["cluster"]["uuid"]
     master.stop()
@@ -752,8 +752,8 @@ def test_starting_master_is_not_an_error(cluster: Cluster, master_kind: str, rep
     assert "wait" in finding.advice
 
 
-def test_a_schema_that_is_too_new_for_a_member_is_a_mismatch_of_versions(cluster: Cluster) -> None:
-    """The rows that `box.schema.upgrade()` of a newer release writes before all members run that release."""
+def test_schema_too_new_for_a_member_is_a_version_mismatch(cluster: Cluster) -> None:
+    """`box.schema.upgrade()` of a newer release writes such rows; some member still runs an older release."""
     master, replica = pair(cluster, "ours", "real")
     master.client.insert(SPACE, *VSPACE_SEQUENCE)
     master.client.insert(INDEX, VSPACE_SEQUENCE[0], 0, "primary", "tree", {"unique": True}, [[0, "unsigned"]])
@@ -788,7 +788,7 @@ async def test_follower_that_keeps_receiving_rows_is_polled_for_a_limited_time(m
     assert "keeps applying rows" in deeper.evidence[-1]
 
 
-def test_unknown_error_is_reported_in_the_words_of_the_server(cluster: Cluster) -> None:
+def test_unknown_error_is_reported_with_the_message_of_the_server(cluster: Cluster) -> None:
     master, replica = pair(cluster, "ours", "real")
     replica.call("interop.refuse", "ledger", "the fuse has blown")
     write(master, [1])

@@ -1,4 +1,4 @@
-"""Reads the directory of a real server or of a node as it is."""
+"""Reading the directory of a real server or of a node without changing it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_inspection_covers_all_files_of_a_server(kind: str, tmp_path: Path) -> N
 
 
 @KINDS
-def test_rows_are_found_by_their_numbers_with_the_names_of_their_spaces(kind: str, tmp_path: Path) -> None:
+def test_rows_are_found_by_lsn_with_the_names_of_their_spaces(kind: str, tmp_path: Path) -> None:
     seen = look_into(production(), str(leave(kind, tmp_path / "data")))
     assert len(digests_of(production(), seen)) == seen.end.get(1)
     last = VClock({1: seen.end.get(1) - 2})
@@ -43,7 +43,7 @@ def test_rows_are_found_by_their_numbers_with_the_names_of_their_spaces(kind: st
     assert transactions_behind(production(), seen, VClock(), 5)[2] is False
 
 
-def test_a_directory_that_a_server_runs_on_is_seen_to_be_in_use(tmp_path: Path) -> None:
+def test_directory_of_a_running_server_is_reported_as_in_use(tmp_path: Path) -> None:
     with real_tarantool.serve(tmp_path / "data"):
         assert look_into(production(), str(tmp_path / "data")).is_in_use
     assert not look_into(production(), str(tmp_path / "data")).is_in_use

@@ -30,7 +30,7 @@ from tests.observation.reports import address, downstream, report, upstream, uui
 
 
 def lonely(lsn: int) -> list[Report]:
-    """Two that follow each other, and a third without upstreams."""
+    """Return two members that follow each other, and a third without upstreams."""
     one = report(1, {1: 1000}, {2: {"upstream": upstream(2), "downstream": downstream({1: 1000})}, 3: {}})
     two = report(2, {1: 1000}, {1: {"upstream": upstream(1), "downstream": downstream({1: 1000})}, 3: {}}, ro=True)
     return [one, two, report(3, {1: lsn}, {1: {}, 2: {}}, ro=True)]
@@ -54,7 +54,7 @@ def test_lag_explained_by_a_finding_is_kept_and_a_blind_spot_reported_once() -> 
     assert len(more) <= 2
 
 
-def test_lags_that_only_a_finding_explains_are_counted() -> None:
+def test_lag_explained_only_by_a_finding_is_counted() -> None:
     promise, sets = Promise(), replica_sets(lonely(600))
     for second in range(int(PROMISE_SECONDS) + 3):
         promise.look(sets, explain(sets), float(second))
@@ -124,7 +124,7 @@ def test_member_that_makes_progress_is_not_due_and_a_lost_member_is_named() -> N
     assert looked(*lonely(600)[:2], gone, seconds=3 * PROMISE_SECONDS) == []
 
 
-def test_set_with_an_expelled_member_that_runs_or_an_empty_replication_is_not_whole() -> None:
+def test_set_with_a_running_expelled_member_or_an_empty_replication_is_not_whole() -> None:
     one = report(1, {1: 9}, {2: {"downstream": downstream({1: 9})}}, upstreams_configured=0)
     two = report(2, {1: 9}, {1: {"upstream": upstream(1)}}, ro=True, upstreams_configured=1)
     assert is_whole(replica_sets([one, two])[0])
@@ -132,7 +132,7 @@ def test_set_with_an_expelled_member_that_runs_or_an_empty_replication_is_not_wh
     assert not is_whole(replica_sets([one, report(2, {1: 9}, {1: {}}, ro=True, upstreams_configured=0)])[0])
 
 
-def test_finding_about_a_set_that_is_whole_is_a_false_alarm() -> None:
+def test_finding_about_a_whole_set_is_a_false_alarm() -> None:
     sets = replica_sets(lonely(1000))
     assert is_whole(sets[0])
     (alarm,) = explain(replica_sets(lonely(600)))

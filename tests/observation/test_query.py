@@ -40,7 +40,7 @@ def asking(member: Member, *, login: str = "") -> Asking:
 
 
 def asking_at(uri: str) -> Asking:
-    """With a long timeout: a slow answer on a busy machine is an answer, too."""
+    """Query with a long timeout: a busy machine may answer slowly."""
     return Asking(production(), parse_uri(uri), timeout=SECONDS)
 
 
@@ -73,13 +73,13 @@ async def test_real_server_reports_everything_its_version_has(cluster: Cluster) 
 
 
 def _has_followers(master: Member, replica: Member) -> bool:
-    """The replica, and one that has no name."""
+    """Return the replica, and an anonymous one."""
     is_followed = master.downstream(replica).get("status") == "follow" and replica.upstream(master)
     return bool(is_followed and master.info()["replication_anon"]["count"] == 1)
 
 
 @fits("2.6")
-async def test_master_reports_its_replicas_and_an_anonymous_one(cluster: Cluster) -> None:
+async def test_master_reports_its_replicas_including_an_anonymous_one(cluster: Cluster) -> None:
     master = cluster.real("master")
     replica = cluster.ours("replica", replication=[master.uri])
     anonymous = cluster.real("anonymous", replication=[master.uri], replication_anon=True, read_only=True)
@@ -201,8 +201,8 @@ async def test_node_with_a_hanging_disk_is_reported_with_a_finding_about_its_dis
     assert (finding.kind, finding.why) == (Kind.LOG_FAILING, "the disk does not answer")
 
 
-async def test_silence_about_the_disk_does_not_cost_the_rest_of_the_report() -> None:
-    """Of a node that sets no limit itself; the connection stays usable."""
+async def test_report_is_complete_without_an_answer_about_the_disk() -> None:
+    """The node sets no time limit itself; the connection stays usable."""
     silent = asyncio.Event()
 
     async def before(request: Row) -> None:

@@ -71,7 +71,7 @@ def test_two_silent_members_are_not_matched_with_addresses() -> None:
     ]
 
 
-def test_an_anonymous_follower_is_not_taken_for_a_silent_address() -> None:
+def test_anonymous_follower_is_not_matched_with_a_silent_address() -> None:
     info = {"id": 1, "uuid": uuid(1), "cluster": {"uuid": SET}, "status": "running", "vclock": {1: 5}}
     anonymous = {uuid(7): {"id": 0, "uuid": uuid(7), "downstream": downstream({1: 5})}}
     one = only(report_of(address(1), info, anonymous=anonymous), silent(2))
@@ -95,7 +95,7 @@ def test_silent_member_is_described_by_the_links_of_others() -> None:
     assert member.vclock == {1: 6, 2: 4}
 
 
-def test_members_of_3_have_names_and_those_that_are_silent_too() -> None:
+def test_members_of_3_have_names_even_if_silent() -> None:
     peers = {2: {"name": "storage-b", "upstream": upstream(2, "disconnected")}}
     info = {"name": "storage-a", "cluster": {"name": "shop"}, "replicaset": {"uuid": SET, "name": "storage"}}
     one = only(report(1, {1: 5}, peers, **info), silent(2))
@@ -120,7 +120,7 @@ def test_two_sets_are_separated_and_a_silent_server_belongs_to_its_upstream() ->
     assert (unknown.uuid, labels(unknown)) == (None, [(0, "db5:3301", "unknown")])
 
 
-def test_set_without_answers() -> None:
+def test_set_without_answers_is_empty() -> None:
     one = only(silent(1), silent(2))
     assert (one.uuid, one.label, one.master, one.failover) == (None, "unknown", "no", "unknown")
     assert len(one.members) == 2
@@ -139,7 +139,7 @@ def test_leader_is_that_of_the_newest_term() -> None:
     one = only(elected(1, 1, 2), elected(2, 2, 3), elected(3, 2, 3))
     assert (one.term, one.leader, one.failover) == (3, 2, "election")
     assert [member.is_leader for member in one.members] == [False, True, False]
-    assert one.master == "multi"  # the first one does not know yet that it has lost the leadership
+    assert one.master == "multi"  # the first leader does not know yet that it was replaced
 
 
 def test_new_term_without_a_leader_has_none() -> None:
@@ -147,7 +147,7 @@ def test_new_term_without_a_leader_has_none() -> None:
     assert (one.term, one.leader) == (4, 0)
 
 
-def test_elections_are_known_by_the_mode_that_members_have() -> None:
+def test_elections_are_detected_by_the_mode_of_members() -> None:
     election = {"state": "follower", "term": 1, "leader": 0, "vote": 0}
     off, voter = {"election_mode": "off"}, {"election_mode": "voter"}
     assert only(report(1, {}, election=election, cfg=off), report(2, {}, cfg=voter)).failover == "election"
@@ -187,7 +187,7 @@ def test_lag_after_a_silent_master_is_unknown() -> None:
     assert found.message == "connect, called on fd 15; Connection refused"
 
 
-def test_a_follower_that_cannot_be_asked_is_known_by_its_master() -> None:
+def test_unreachable_follower_is_known_from_its_master() -> None:
     one = only(report(1, {1: 9}, {2: {"downstream": downstream({1: 6}, idle=0.5, lag=0.25)}}))
     assert link(one, 2, 1) == Link(
         follower=uuid(2), master=uuid(1), status="follow", downstream="follow", lag=0.5, lag_lsn=3, idle=0.5
@@ -229,7 +229,7 @@ def test_missing_rows_are_counted_by_component(ahead: dict[int, int], behind: di
 
 
 def test_leader_without_followers_no_longer_leads() -> None:
-    """Without a quorum, it starts no new term, and keeps naming the old leader."""
+    """Without a quorum, the remaining member starts no new term, and still reports the old leader."""
     election = {"state": "follower", "term": 3, "leader": 1, "vote": 1}
     for status, leader in (("follow", 1), ("disconnected", 0)):
         one = only(silent(1), report(2, {1: 5}, {1: {"upstream": upstream(1, status)}}, election=election))
@@ -272,7 +272,7 @@ def test_member_that_answers_elsewhere_loses_its_address() -> None:
     ]
 
 
-def test_address_of_another_instance_is_not_taken_for_the_last_member_that_is_left() -> None:
+def test_address_of_another_instance_is_not_matched_with_the_last_unmatched_member() -> None:
     one = report(1, {1: 5}, {2: {}})
     for known, is_member in ((None, True), (uuid(2), True), (uuid(7), False)):
         lost = Unreachable(address=address(2), reason="connection refused", uuid=known)

@@ -1,4 +1,4 @@
-"""`box.info` of several versions, and arbitrary answers, in the one form of reports."""
+"""Reports built from `box.info` of several versions, and from arbitrary answers."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_read_only_reason_is_reported_or_inferred(
 @pytest.mark.parametrize(
     ("option", "quorum"), [(2, 2), ("N / 2 + 1", 3), ("math.max(2, N - 1)", 4), ("math.random(N)", None), (None, None)]
 )
-def test_a_quorum_is_counted_by_the_option_whatever_its_formula(option: int | str | None, quorum: int | None) -> None:
+def test_quorum_is_computed_from_the_option_and_its_formula(option: int | str | None, quorum: int | None) -> None:
     cfg = {"replication_synchro_quorum": option}
     assert report_of("db1:3301", INFO_2_6, cfg=cfg).quorum_of(5) == quorum
 

@@ -40,7 +40,7 @@ def shown(one: ReplicaSet) -> Shown:
 
 
 def ways(one: ReplicaSet) -> list[tuple[str, int | None]]:
-    """Return the links between members, and how many rows they lack."""
+    """Return the links between members, with the number of missing rows."""
     return [(link.status, link.lag_lsn) for link in one.links]
 
 
@@ -146,7 +146,7 @@ async def test_survey_does_not_mistake_another_server_at_the_address_for_the_mem
 
 
 @simulated(seeds=range(2))
-async def test_members_lost_together_keep_their_identity_in_the_next_poll(sim: Simulation) -> None:
+async def test_members_lost_together_keep_their_identities_in_the_next_poll(sim: Simulation) -> None:
     """Only these two know each other: no other member follows them."""
     await sim.start("a")
     for name in ("b", "c"):
@@ -172,7 +172,7 @@ async def test_members_lost_together_keep_their_identity_in_the_next_poll(sim: S
 
 
 @simulated(seeds=range(2))
-async def test_two_sets_are_seen_at_once(sim: Simulation) -> None:
+async def test_survey_finds_two_sets(sim: Simulation) -> None:
     await sim.start("a")
     await sim.start("b", dialect="2.6")
     first, second = await look(sim, "a", "b")
@@ -203,7 +203,7 @@ async def test_survey_ends_when_given_and_found_servers_hang_together(sim: Simul
 
 
 def _telling(peers: dict[str, str], seen: list[int], own: str = uuid(1), replicaset: str = uuid(9)) -> Talk:
-    """A server that claims to follow the instances with these UUIDs at these addresses, and greets as `GREETS`."""
+    """Run a server that claims to follow these instances at these addresses, and greets as `GREETS`."""
     rows = {
         number: {"id": number, "uuid": of, "upstream": {"status": "follow", "peer": address}}
         for number, (of, address) in enumerate(peers.items(), 2)
@@ -241,7 +241,7 @@ async def test_credentials_are_not_sent_to_an_unexpected_server() -> None:
 
 
 class _FewServers(SystemNetwork):
-    """Connects to these, and records attempts to connect to others."""
+    """Connects to the given addresses only, and records attempts to connect to others."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = addresses
@@ -297,7 +297,7 @@ async def seen_from(*members: Member, when: Callable[[ReplicaSet], bool]) -> Rep
 
 
 @fits("2.6")
-async def test_a_chain_of_real_servers_and_a_node_is_followed_to_its_beginning(cluster: Cluster) -> None:
+async def test_survey_follows_a_chain_of_servers_to_its_beginning(cluster: Cluster) -> None:
     first = cluster.real("first")
     second = cluster.ours("second", replication=[first.uri])
     third = cluster.real("third", replication=[second.uri], read_only=True)
@@ -309,7 +309,7 @@ async def test_a_chain_of_real_servers_and_a_node_is_followed_to_its_beginning(c
 
 
 @fits("2.6")
-async def test_a_stopped_link_between_real_servers_is_seen_with_its_message(cluster: Cluster) -> None:
+async def test_stopped_link_between_real_servers_is_reported_with_its_message(cluster: Cluster) -> None:
     first = cluster.real("first")
     first.eval("box.schema.space.create('s'):create_index('pk')")
     second = cluster.real("second", replication=[first.uri])
@@ -324,5 +324,5 @@ async def test_a_stopped_link_between_real_servers_is_seen_with_its_message(clus
 
 
 def _has_come_to_rest(one: ReplicaSet) -> bool:
-    """Both sides know that it has stopped, for longer than the delay of its last row."""
+    """Return True if both sides report the link as stopped for longer than the delay of its last row."""
     return all((link.status, link.downstream) == ("stopped", "stopped") and link.lag == link.idle for link in one.links)

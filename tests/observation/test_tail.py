@@ -45,7 +45,7 @@ async def until(what: str, condition: Callable[[], Any]) -> Any:
 
 @asynccontextmanager
 async def tailing(*uris: str, **options: Any) -> AsyncIterator[LiveTail]:
-    """A tail that follows one of `uris`."""
+    """Run a tail that follows one of `uris`."""
     members: Sequence[Uri] = [parse_uri(uri) for uri in uris]
     tail = LiveTail(production(), lambda: members, **options)
     tail.start()
@@ -65,7 +65,7 @@ def lines(tail: LiveTail) -> list[tuple[str, str | None, str]]:
 
 
 def of(tail: LiveTail, data: str) -> LiveTransaction | None:
-    """Return the transaction with a row that shows this."""
+    """Return the transaction with a row that contains the text."""
     return next((each for each in tail.sink.ring if any(row.data == data for row in each.rows)), None)
 
 
@@ -74,7 +74,7 @@ async def evaluate(connection: Connection, expression: str) -> None:
 
 
 async def heartbeats_are_answered(uri: Uri) -> None:
-    """Three acknowledgements of the only anonymous replica have arrived since."""
+    """Wait until three further acknowledgements of the only anonymous replica have arrived."""
     asking, acks, idle = Asking(production(), uri, timeout=SECONDS), 0, 0.0
     deadline = time.monotonic() + SECONDS
     while acks < 3:
@@ -138,7 +138,7 @@ async def test_a_password_is_not_shown(tmp_path: Path) -> None:
         await upstream.stop()
 
 
-async def test_a_synchronous_transaction_of_2_6_waits_until_its_verdict(tarantool: object, tmp_path: Path) -> None:
+async def test_synchronous_transaction_of_2_6_is_pending_until_its_verdict(tarantool: object, tmp_path: Path) -> None:
     """The tail's own acknowledgements do not make the quorum, although 2.6 counts those of anonymous replicas."""
     quorum = "replication_synchro_quorum = 2, replication_synchro_timeout = 1000, replication_timeout = 0.5"
     with real_tarantool.serve(tmp_path, setup=ORDERS, cfg=quorum) as server:
@@ -216,7 +216,7 @@ async def test_tail_without_a_reachable_member_raises_nothing(tmp_path: Path) ->
 
 
 async def test_tail_shows_transactions_that_were_pending_at_its_start(tmp_path: Path) -> None:
-    """A user opens a dashboard because something is already stuck."""
+    """Users open a dashboard when something is already stuck."""
     upstream = Upstream(tmp_path / "upstream", dialect="2.11", replication_synchro_timeout=1000.0)
     await upstream.start()
     try:

@@ -64,7 +64,7 @@ async def test_all_rows_are_counted_and_only_a_sample_is_decoded() -> None:
     assert len(sink.ring) == DECODED_PER_SECOND + DECODED_PER_SECOND // 10
 
 
-async def test_the_ring_does_not_grow_for_ever() -> None:
+async def test_ring_has_a_limited_size() -> None:
     clock = StandingClock()
     sink = sink_at({}, clock)
     for first in range(1, KEPT_MAX + 1000, 100):
@@ -109,7 +109,7 @@ async def test_tail_rolls_back_transactions_that_a_new_leader_lacks() -> None:
     assert leaders == [(7, 2)]
 
 
-async def test_a_snapshot_is_asked_for_its_position_only() -> None:
+async def test_only_the_position_of_a_snapshot_is_used() -> None:
     sink = TailSink(StandingClock(), UUID(int=1))
     sink.meet(UUID(int=2), (2, 6, 0), SchemaTracker())
     assert sink.replicaset_uuid is None

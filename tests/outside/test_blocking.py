@@ -52,7 +52,7 @@ def test_map_of_an_empty_iterable_is_empty() -> None:
     assert list(ThreadBlocking().map(abs, [])) == []
 
 
-def test_map_takes_items_only_a_bounded_number_ahead() -> None:
+def test_map_reads_only_a_limited_number_of_items_ahead() -> None:
     taken: list[int] = []
 
     def endless() -> Iterator[int]:

@@ -18,13 +18,13 @@ def test_wall_is_unix_time() -> None:
     assert before <= SystemClock().wall() <= time.time()
 
 
-async def test_sleep_takes_at_least_as_long_as_asked() -> None:
+async def test_sleep_takes_at_least_the_requested_time() -> None:
     clock = SystemClock()
     start = clock.monotonic()
     await clock.sleep(0.01)
     assert clock.monotonic() - start >= 0.009
 
 
-async def test_sleep_of_zero_or_less_returns() -> None:
+async def test_sleep_of_zero_or_less_returns_at_once() -> None:
     await SystemClock().sleep(0)
     await SystemClock().sleep(-5)

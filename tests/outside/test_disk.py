@@ -97,7 +97,7 @@ def test_short_append_is_continued(disk: Disk, tmp_path: Path, monkeypatch: pyte
         assert file.read_at(0, 100) == b"0123456789abcdefghijk"
 
 
-def test_an_append_takes_more_parts_than_writev_does(disk: Disk, tmp_path: Path) -> None:
+def test_append_accepts_more_parts_than_writev(disk: Disk, tmp_path: Path) -> None:
     parts = [b"%06d" % number for number in range(2 * disk_module.WRITEV_PARTS_MAX + 7)]
     with disk.create(str(tmp_path / "a")) as file:
         file.append(*parts)
@@ -122,7 +122,7 @@ def test_create_over_an_existing_file_is_rejected(disk: Disk, tmp_path: Path) ->
     assert path.read_bytes() == b"precious"
 
 
-def test_a_missing_file_is_named(disk: Disk, tmp_path: Path) -> None:
+def test_error_names_a_missing_file(disk: Disk, tmp_path: Path) -> None:
     path = str(tmp_path / "missing")
     for call in (disk.open, disk.append_to, disk.size, disk.unlink, disk.list_directory, disk.sync_directory):
         with pytest.raises(FileNotFoundError) as caught:
@@ -137,7 +137,7 @@ def test_a_directory_is_not_opened_as_a_file(disk: Disk, tmp_path: Path) -> None
         assert caught.value.filename == str(tmp_path)
 
 
-def test_a_file_opened_for_reading_refuses_writes_by_name(disk: Disk, tmp_path: Path) -> None:
+def test_write_to_a_file_opened_for_reading_is_rejected_with_its_name(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"x")
     with disk.open(str(path)) as file, pytest.raises(OSError, match="Bad file descriptor") as caught:
@@ -145,13 +145,13 @@ def test_a_file_opened_for_reading_refuses_writes_by_name(disk: Disk, tmp_path: 
     assert caught.value.filename == str(path)
 
 
-def test_a_full_disk_is_an_error_that_names_the_file(disk: Disk) -> None:
+def test_error_on_a_full_disk_names_the_file(disk: Disk) -> None:
     with disk.append_to("/dev/full") as file, pytest.raises(OSError, match="No space left") as caught:
         file.append(b"x")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/dev/full")
 
 
-def test_closing_twice_is_harmless_and_using_a_closed_file_is_an_error(disk: Disk, tmp_path: Path) -> None:
+def test_file_can_be_closed_twice_and_not_used_after_close(disk: Disk, tmp_path: Path) -> None:
     file = disk.create(str(tmp_path / "a"))
     file.close()
     file.close()
@@ -159,7 +159,7 @@ def test_closing_twice_is_harmless_and_using_a_closed_file_is_an_error(disk: Dis
         file.size()
 
 
-def test_rename_replaces_and_unlink_removes(disk: Disk, tmp_path: Path) -> None:
+def test_rename_replaces_a_file_and_unlink_removes_it(disk: Disk, tmp_path: Path) -> None:
     (tmp_path / "a.inprogress").write_bytes(b"new")
     (tmp_path / "a").write_bytes(b"old")
     disk.rename(str(tmp_path / "a.inprogress"), str(tmp_path / "a"))
@@ -190,7 +190,7 @@ def test_kind_distinguishes_files_directories_and_absence(disk: Disk, tmp_path: 
         assert disk.kind(str(tmp_path / nothing)) is None
 
 
-def test_a_lock_is_held_once_and_can_be_taken_again_after_release(disk: Disk, tmp_path: Path) -> None:
+def test_lock_is_exclusive_and_can_be_acquired_again_after_release(disk: Disk, tmp_path: Path) -> None:
     path = str(tmp_path)
     with disk.lock(path) as lock:
         with pytest.raises(AlreadyLocked, match="cannot lock"):

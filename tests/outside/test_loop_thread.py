@@ -32,7 +32,7 @@ def test_coroutine_runs_in_the_other_thread_and_returns_its_result(loop: LoopThr
     assert loop.run(where()) == loop.run(where())
 
 
-def test_a_coroutine_can_run_beside_the_caller(loop: LoopThread) -> None:
+def test_coroutine_can_run_concurrently_with_the_caller(loop: LoopThread) -> None:
     begun = threading.Event()
 
     async def work() -> int:
@@ -44,7 +44,7 @@ def test_a_coroutine_can_run_beside_the_caller(loop: LoopThread) -> None:
     assert result.result(DEADLINE_SECONDS) == 7
 
 
-def test_an_error_of_the_coroutine_is_raised_here(loop: LoopThread) -> None:
+def test_exception_of_the_coroutine_is_raised_in_the_caller(loop: LoopThread) -> None:
     async def fail() -> None:
         raise KeyError("x")
 
@@ -134,7 +134,7 @@ def test_calls_are_rejected_while_the_loop_is_closing() -> None:
     assert not any(closer.is_alive() for closer in closers)
 
 
-def test_run_says_that_the_loop_has_ended_when_close_cancels_the_coroutine() -> None:
+def test_run_reports_a_closed_loop_when_close_cancels_the_coroutine() -> None:
     thread = LoopThread()
     waiting = threading.Event()
 
@@ -153,7 +153,7 @@ def test_run_says_that_the_loop_has_ended_when_close_cancels_the_coroutine() -> 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_coroutines_that_a_loop_did_not_run_fail_when_an_exit_ends_it() -> None:
+def test_pending_coroutines_fail_when_an_exit_ends_the_loop() -> None:
     thread = LoopThread()
     may_exit = threading.Event()
 

@@ -50,7 +50,7 @@ async def test_unix_socket_round_trip(tmp_path: Path) -> None:
         await stream.close()
 
 
-async def test_small_writes_are_not_delayed_and_silent_peers_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nodelay_and_keepalive_are_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[socket.socket] = []
     open_connection = asyncio.open_connection
 
@@ -67,7 +67,7 @@ async def test_small_writes_are_not_delayed_and_silent_peers_asked(monkeypatch: 
         await stream.close()
 
 
-async def test_socket_options_are_set_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_socket_options_are_set_as_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[socket.socket] = []
     open_connection = asyncio.open_connection
 
@@ -104,7 +104,7 @@ async def _write_for_ever(stream: Stream) -> None:
             await asyncio.sleep(0)
 
 
-def test_writing_to_a_lost_connection_never_fails_and_draining_does() -> None:
+def test_drain_fails_on_a_lost_connection_and_write_does_not() -> None:
     async def write_on() -> None:
         async with tcp_server() as port:
             stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
@@ -210,7 +210,7 @@ async def test_listener_passes_on_clients_and_their_bytes() -> None:
         recorder.client.write(b"nobody hears this")
 
 
-async def test_a_listener_takes_a_unix_socket(tmp_path: Path) -> None:
+async def test_listener_accepts_connections_on_a_unix_socket(tmp_path: Path) -> None:
     async with listening(str(tmp_path / "s"), None) as (server, port):
         assert port is None
         stream = await SystemNetwork().connect(str(tmp_path / "s"), None, timeout=10)
@@ -244,7 +244,7 @@ async def test_client_that_reads_nothing_is_congested_until_it_reads() -> None:
         await stream.close()
 
 
-async def test_a_paused_client_is_heard_when_reading_resumes() -> None:
+async def test_bytes_of_a_paused_client_are_received_when_reading_resumes() -> None:
     async with listening() as (server, port):
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
         await until(lambda: server.accepted)
@@ -273,7 +273,7 @@ async def test_close_sends_queued_bytes_and_abort_does_not() -> None:
         await second.close()
 
 
-async def test_a_taken_port_is_an_os_error() -> None:
+async def test_port_in_use_is_an_os_error() -> None:
     async with listening() as (_, port):
         with pytest.raises(OSError, match="address already in use"):
             await SystemNetwork().listen("127.0.0.1", port, Listening())
@@ -288,7 +288,7 @@ async def test_closed_listener_accepts_no_connection() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    """A self-signed certificate, which is its own CA, and its encrypted key."""
+    """Return a self-signed certificate, which is its own CA, and its encrypted key."""
     directory = tmp_path_factory.mktemp("tls")
     cert, key = str(directory / "cert.pem"), str(directory / "key.pem")
     command = (
@@ -315,7 +315,7 @@ async def test_listener_with_a_ca_accepts_only_signed_clients(certificate: Tls) 
         assert await stream.read(100) == b"PING"
         await stream.close()
         stranger = await SystemNetwork().connect("127.0.0.1", port, timeout=10, tls=Tls())
-        with contextlib.suppress(ssl.SSLError):  # whether the alert is seen before the end depends on timing
+        with contextlib.suppress(ssl.SSLError):  # depending on timing, the alert arrives before the end or not
             assert await stranger.read(1) == b""
         await stranger.close()
         assert all("closed" in recorder.events for recorder in server.accepted)
@@ -338,7 +338,7 @@ async def test_wrong_key_password_is_reported_and_never_shown(certificate: Tls) 
     assert (await refused(Tls(cert, key))).startswith(f"ssl_key_file {key} is encrypted and needs a password")
 
 
-async def test_a_file_that_encryption_cannot_use_is_named(certificate: Tls, tmp_path: Path) -> None:
+async def test_error_names_an_unusable_tls_file(certificate: Tls, tmp_path: Path) -> None:
     cert, key, missing, empty = certificate.cert_file, certificate.key_file, tmp_path / "missing", tmp_path / "empty"
     empty.write_bytes(b"")
     text = await refused(Tls(str(missing), key))
@@ -354,7 +354,7 @@ async def test_a_file_that_encryption_cannot_use_is_named(certificate: Tls, tmp_
 
 @pytest.fixture
 def stranger_key(tmp_path: Path) -> str:
-    """A key without a password, of no certificate."""
+    """Return an unencrypted key that belongs to no certificate."""
     path = str(tmp_path / "key.pem")
     subprocess.run(["openssl", "genrsa", "-out", path, "2048"], check=True, capture_output=True)
     return path

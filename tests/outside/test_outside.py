@@ -1,4 +1,4 @@
-"""The object that all components receive."""
+"""The `Outside` object, which all components receive."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from flowstone.outside import Outside, production
 
 
-def test_production_fills_every_part() -> None:
+def test_production_sets_every_part() -> None:
     outside = production()
     assert all(getattr(outside, field.name) is not None for field in dataclasses.fields(Outside))
 
 
-def test_nobody_exchanges_a_part_behind_the_back_of_others() -> None:
+def test_parts_cannot_be_replaced() -> None:
     outside = production()
     with pytest.raises(dataclasses.FrozenInstanceError):
         outside.clock = production().clock  # type: ignore[misc]

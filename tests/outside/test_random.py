@@ -9,7 +9,7 @@ import pytest
 from flowstone.outside.random import SystemRandom
 
 
-def test_bytes_have_the_asked_length_and_differ() -> None:
+def test_bytes_have_the_requested_length_and_differ() -> None:
     random = SystemRandom()
     assert random.bytes(0) == b""
     first, second = random.bytes(32), random.bytes(32)

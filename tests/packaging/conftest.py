@@ -11,8 +11,8 @@ from tests.packaging.building import built, copied
 
 @pytest.fixture(scope="package")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of all packaged files in their present state."""
-    return copied(tmp_path_factory.mktemp("tree") / "flowstone")
+    """Return a copy of all packaged files in their current state."""
+    return copied(tmp_path_factory.mktemp("tree") / "flowstone", compiled=True)
 
 
 @pytest.fixture(scope="package")

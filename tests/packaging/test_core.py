@@ -1,4 +1,4 @@
-"""`pip install flowstone` without extras: its dependencies, and that all but Spark and the web works.
+"""`pip install flowstone` without extras: its dependencies; everything except Spark and the web works.
 
 The wheel is installed into a separate environment, with links to the installed copies of its required libraries, and no
 others.
@@ -19,14 +19,15 @@ import pytest
 from packaging.requirements import Requirement
 
 CORE: Final = frozenset(
-    "crc32c llvmlite msgpack msgspec numba numpy pyarrow rich typer uvloop zstandard "  # asked for
-    "annotated-doc markdown-it-py mdurl pygments shellingham".split()  # what these ask for
+    "crc32c msgpack msgspec numpy rich typer uvloop zstandard "  # requested
+    "annotated-doc markdown-it-py mdurl pygments shellingham".split()  # their requirements
 )
 
 IMPORT_EVERYTHING: Final = """
 import importlib, pkgutil, flowstone
 for module in pkgutil.walk_packages(flowstone.__path__, "flowstone."):
-    needs_an_extra = module.name.startswith(("flowstone.spark.", "flowstone.lake.", "flowstone.web."))
+    extras = ("flowstone.columns.", "flowstone.spark.", "flowstone.lake.", "flowstone.web.")
+    needs_an_extra = module.name.startswith(extras)
     if not needs_an_extra and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 """
@@ -78,11 +79,11 @@ def run(environment: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_core_is_these_libraries() -> None:
+def test_core_requires_exactly_these_libraries() -> None:
     assert set(asked_for("flowstone")) == CORE
 
 
-def test_the_extras_bring_spark_and_the_web() -> None:
+def test_extras_add_the_libraries_of_spark_and_the_web() -> None:
     assert {"pyspark", "pandas", "deltalake"} <= set(asked_for("flowstone", "spark"))
     assert {"starlette", "uvicorn", "prometheus-client"} <= set(asked_for("flowstone", "web"))
 
@@ -92,7 +93,7 @@ def test_version_is_printed(environment: Path) -> None:
     assert (done.stdout, done.stderr) == (f"flowstone {importlib.metadata.version('flowstone')}\n", "")
 
 
-def test_every_module_but_those_of_spark_lake_and_web_can_be_imported(environment: Path) -> None:
+def test_modules_except_columns_spark_lake_and_web_can_be_imported(environment: Path) -> None:
     done = run(environment, "python", "-c", IMPORT_EVERYTHING)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -120,9 +121,25 @@ def test_error_names_the_extra_that_a_command_needs(
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize("extra", ["spark", "web"])
+def test_error_names_the_extra_that_typed_columns_need(environment: Path) -> None:
+    done = run(environment, "flowstone", "cat", "--format", "csv", "log")
+    hint = "which is not installed; pip install 'flowstone[arrow]'"
+    assert (done.returncode, done.stderr) == (2, f"flowstone: --format csv needs pyarrow, {hint}\n")
+    done = run(environment, "python", "-c", "import flowstone; flowstone.read_log('log')")
+    assert "FlowstoneError: read_log needs pyarrow, which is not installed" in done.stderr
+
+
+def test_core_is_small(environment: Path) -> None:
+    """Without extras: a limit of 150 MB, for what lies in site-packages."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    walk = os.walk(packages, followlinks=True)
+    size = sum(Path(folder, name).stat().st_size for folder, _, names in walk for name in names)
+    assert size < 150 * 1024**2
+
+
+@pytest.mark.parametrize("extra", ["arrow", "spark", "web"])
 def test_advised_installation_needs_no_published_release(environment: Path, extra: str) -> None:
-    """Without any index pip misses a library of the extra, and not the package that has it."""
+    """Without any index, pip lacks a library of the extra, but not the package itself."""
     pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
     command = [*pip, "install", "--no-index", "--dry-run", f"flowstone[{extra}]"]
     nothing_set = {"PIP_CONFIG_FILE": os.devnull}

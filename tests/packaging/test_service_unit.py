@@ -36,7 +36,7 @@ def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]
 
 
 def copied_example(directory: Path) -> Path:
-    """The example, with addresses that are unused here: the check includes that they are free."""
+    """Return the example with unused addresses: the check includes that they are free."""
     text = (PACKAGING / "node.toml").read_text()
     for port in (PORT, HTTP_PORT):
         assert f'127.0.0.1:{port}"' in text
@@ -51,7 +51,7 @@ def check(arguments: list[str], directory: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_example_of_a_configuration_is_accepted(tmp_path: Path) -> None:
+def test_example_configuration_is_accepted_by_the_check(tmp_path: Path) -> None:
     example = copied_example(tmp_path)
     check(["serve", "--check", "--config", str(example)], tmp_path)
     assert list(tmp_path.iterdir()) == [example]
@@ -79,10 +79,10 @@ def test_reload_check_of_the_unit_has_the_options_of_its_start(tmp_path: Path) -
 def test_settings_of_the_unit_are_options() -> None:
     (environment,) = commands("Environment")
     variables = {each.partition("=")[0] for each in environment.split()}
-    assert variables - {"FLOWSTONE_KERNEL_CACHE"} == {OPTIONS["work_dir"].variable}
+    assert variables == {OPTIONS["work_dir"].variable}
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     """Without systemd, check that every line has the form of a unit."""
     text = UNIT.read_text()
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]

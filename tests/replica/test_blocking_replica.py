@@ -29,7 +29,7 @@ class Server:
         self._thread.run(self.upstream.start())
 
     def write(self, statement: Callable[[flowstone.Space], Any]) -> dict[int, int]:
-        """Return the position after it."""
+        """Return the position after the write."""
 
         async def write() -> dict[int, int]:
             await statement(self.upstream.fruit)

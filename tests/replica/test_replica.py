@@ -81,7 +81,7 @@ async def test_replica_shows_existing_and_later_rows_of_the_upstream(upstream: U
     assert replica.info()["upstream"]["lag"] < SECONDS
 
 
-async def test_rejected_write_names_the_place_to_write_to(upstream: Upstream, replica_of: Make) -> None:
+async def test_error_of_a_rejected_write_names_the_upstream(upstream: Upstream, replica_of: Make) -> None:
     replica = replica_of()
     await replica.start()
     for attempt in (
@@ -155,7 +155,7 @@ async def test_space_renamed_to_a_selected_name_is_replicated_completely(upstrea
     assert len(resyncs) == 1
 
 
-async def test_waiting_ends_in_time(upstream: Upstream, replica_of: Make) -> None:
+async def test_wait_for_a_position_times_out(upstream: Upstream, replica_of: Make) -> None:
     replica = replica_of()
     await replica.start()
     with pytest.raises(NotReached, match=r"position \{1: 999\} not reached within 0.05 s: replica is at \{1:"):
@@ -215,7 +215,7 @@ async def test_new_snapshot_replaces_data_after_the_logs_are_lost(
     monkeypatch: pytest.MonkeyPatch,
     is_seen_before: bool,
 ) -> None:
-    """The ballot shows it, or the upstream reports it when it is asked for rows."""
+    """The loss is visible in the ballot, or the upstream reports it when rows are requested."""
     if not is_seen_before:
         prepare = ReplicaSink.prepare
         monkeypatch.setattr(ReplicaSink, "prepare", lambda follower, ballot: prepare(follower, None))
@@ -224,7 +224,7 @@ async def test_new_snapshot_replaces_data_after_the_logs_are_lost(
     await replica.start()
     replica.on_resync(lambda before, after: resyncs.append((before, after)))
     fruit, before = replica.space("fruit"), replica.vclock
-    # It is down for that long: an upstream on another port, unknown to the replica.
+    # Meanwhile the upstream runs on another port, unknown to the replica.
     address = upstream.address
     await upstream.stop()
     upstream.address = "127.0.0.1:0"
@@ -244,7 +244,7 @@ async def test_new_snapshot_replaces_data_after_the_logs_are_lost(
     assert fruit.get(102) == (102, "newest")
 
 
-async def test_an_upstream_that_lost_its_tail_is_an_error_that_names_the_rows(
+async def test_error_about_an_upstream_that_lost_its_tail_names_the_rows(
     upstream: Upstream, replica_of: Make, tmp_path: Path
 ) -> None:
     await upstream.stop()
@@ -294,7 +294,7 @@ async def test_upstream_without_logs_after_its_snapshots_is_retried_with_backoff
     assert {0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8} <= {round(pause, 6) for pause in clock.pauses}
 
 
-# --- as its applier sees it ---
+# --- as seen by the applier ---
 
 
 def follower() -> ReplicaSink:
@@ -310,7 +310,7 @@ async def test_replica_has_no_data_until_a_snapshot_is_complete() -> None:
 
 
 async def followed(vclock: VClock) -> ReplicaSink:
-    """After a snapshot."""
+    """Return a replica after a snapshot."""
     sink = follower()
     await sink.begin_snapshot(vclock, (2, 6, 0))
     assert sink._snapshot is not None
@@ -324,7 +324,7 @@ def _reason(sink: ReplicaSink) -> str:
     return sink.snapshot_reason
 
 
-async def test_upstream_with_newer_logs_only_is_asked_for_a_snapshot() -> None:
+async def test_snapshot_is_requested_if_the_upstream_has_only_newer_logs() -> None:
     sink = await followed(VClock({1: 10}))
     assert sink.replicaset_uuid == UUID(int=5)
     assert sink.prepare(Ballot(gc_vclock=VClock({1: 10}))) is None
@@ -334,7 +334,7 @@ async def test_upstream_with_newer_logs_only_is_asked_for_a_snapshot() -> None:
     assert deleted.message == "its oldest log starts at {1: 11}"
 
 
-async def test_an_upstream_of_another_age_is_asked_for_a_snapshot() -> None:
+async def test_snapshot_is_requested_from_an_upstream_of_another_dialect() -> None:
     sink = await followed(VClock({1: 10}))
     sink.meet((2, 6, 0))
     assert not _reason(sink)
@@ -370,7 +370,7 @@ async def test_wait_for_an_invalid_vclock_is_rejected(replica_of: Make, given: A
         await replica.wait_for(given)
 
 
-async def test_a_trigger_that_fails_is_named(
+async def test_failing_trigger_is_named_in_the_log(
     upstream: Upstream, replica_of: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     def sum_up(changes: list[SettledChange]) -> None:
@@ -380,4 +380,4 @@ async def test_a_trigger_that_fails_is_named(
     await replica.start()
     await upstream.fruit.insert((1, "fig"))
     await until(lambda: "ZeroDivisionError" in caplog.text)
-    assert "on_change trigger test_a_trigger_that_fails_is_named.<locals>.sum_up failed" in caplog.text
+    assert "on_change trigger test_failing_trigger_is_named_in_the_log.<locals>.sum_up failed" in caplog.text

@@ -15,7 +15,7 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
 from flowstone.node.changes import SettledChange
 from flowstone.node.spaces import Space
-from flowstone.replica.settled_box import CannotApply, FollowedSpaces, RowsNeeded, SettledBox, SnapshotBox, warm_up
+from flowstone.replica.settled_box import CannotApply, FollowedSpaces, RowsNeeded, SettledBox, SnapshotBox
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.transactions import make_transaction
@@ -85,7 +85,7 @@ class Upstream:
 def snapshot_of(
     *tuples: tuple[int, tuple[Any, ...]], spaces: Collection[str | int] | None = None, vclock: VClock | None = None
 ) -> SnapshotBox:
-    """The spaces `orders` and `other`, with these tuples."""
+    """Return a snapshot of the spaces `orders` and `other` with these tuples."""
     rows = [
         (280, definition(ORDERS, "orders")),
         (280, definition(OTHER, "other")),
@@ -136,7 +136,7 @@ def test_each_change_is_delivered_with_the_tuple_before_and_after() -> None:
     box.push(log.slab(replace(ORDERS, 1, "cup")))
     box.push(log.slab(update(ORDERS, 2, ("+", 1, 1)), upsert(ORDERS, (2, 0), ("+", 1, 1)), upsert(ORDERS, (3, 9))))
     box.push(log.slab(delete(ORDERS, 1)))
-    box.push(log.slab(delete(ORDERS, 1)))  # changes nothing and is not delivered
+    box.push(log.slab(delete(ORDERS, 1)))  # a row without effect is not delivered
     assert told == [
         [("INSERT", "orders", None, (2, 5))],
         [("REPLACE", "orders", (1, "tea"), (1, "cup"))],
@@ -163,7 +163,7 @@ def test_synchronous_transaction_is_neither_visible_nor_delivered_before_its_con
     assert (box.vclock, box.held_count) == (VClock({1: 3}), 0)
 
 
-def test_a_transaction_that_is_rolled_back_never_happened_and_is_passed() -> None:
+def test_rolled_back_transaction_has_no_effect_and_advances_the_position() -> None:
     box, log = settled_box(), Upstream()
     told = told_by(box)
     box.push(log.slab(insert(ORDERS, 1), flags=SYNC))
@@ -226,7 +226,7 @@ def test_rows_of_a_former_owner_from_a_lagging_member_change_nothing() -> None:
     assert box.vclock == VClock({1: 4, 2: 3})
 
 
-def test_rows_that_were_seen_are_passed_over() -> None:
+def test_known_rows_are_skipped() -> None:
     box, log = settled_box(), Upstream()
     first, second = log.transaction(insert(ORDERS, 1)), log.transaction(insert(ORDERS, 2), insert(ORDERS, 3))
     told = told_by(box)
@@ -286,12 +286,12 @@ def test_only_selected_spaces_are_kept_and_delivered() -> None:
     assert not box.follows(box.box.space(OTHER))
 
 
-def test_a_space_may_be_chosen_by_its_id() -> None:
+def test_space_may_be_selected_by_id() -> None:
     box = settled_box((ORDERS, (1,)), (OTHER, (1,)), spaces=[OTHER])
     assert (content(box), content(box, OTHER)) == ([], [(1,)])
 
 
-def test_a_space_that_is_created_under_a_chosen_name_is_followed() -> None:
+def test_space_created_under_a_selected_name_is_replicated() -> None:
     box, log = settled_box(spaces=["later"]), Upstream()
     told = told_by(box)
     box.push(log.slab(insert(280, *definition(LATER, "later"))))
@@ -308,7 +308,7 @@ def test_space_renamed_from_a_selected_name_is_dropped() -> None:
     assert content(box) == []
 
 
-def test_a_space_that_gets_a_chosen_name_with_tuples_that_were_passed_over_needs_a_snapshot() -> None:
+def test_snapshot_is_needed_if_a_space_with_skipped_tuples_gets_a_selected_name() -> None:
     box, log = settled_box((OTHER, (1,)), spaces=["later"]), Upstream()
     box.push(log.slab(insert(OTHER, 2)))
     with pytest.raises(RowsNeeded, match="'later' was not followed under its former name"):
@@ -344,7 +344,7 @@ def test_changes_of_system_spaces_are_delivered_without_a_selection() -> None:
 # --- errors, and another snapshot ---
 
 
-def test_a_row_that_does_not_fit_is_named_and_its_transaction_undone() -> None:
+def test_row_that_cannot_be_applied_is_reported_and_its_transaction_undone() -> None:
     box, log = settled_box((ORDERS, (1,))), Upstream()
     with pytest.raises(CannotApply, match="cannot apply transaction with LSN 2 of replica 1: Duplicate key"):
         box.push(log.slab(insert(ORDERS, 2), insert(ORDERS, 1)))
@@ -398,7 +398,3 @@ def test_guard_is_held_while_a_transaction_is_applied_and_not_during_delivery() 
     box.on_transaction.append(lambda changes: steps.append("told"))
     box.push(log.slab(insert(ORDERS, 1)))
     assert steps == ["in", "out", "told"]
-
-
-def test_box_can_be_warmed_up() -> None:
-    warm_up()

@@ -1,6 +1,6 @@
-"""Conversations of an applier told in words, for transcripts.
+"""Conversations of an applier as text, for transcripts.
 
-A line `> hears …` is something that the upstream says: `greeting 2.6.0`, `features 0 1 3`, `ballot {1: 10}`, `ok`,
+A line `> hears …` is a message of the upstream: `greeting 2.6.0`, `features 0 1 3`, `ballot {1: 10}`, `ok`,
 `error 42 text`, `vclock {1: 5}`, `subscribed 1 {1: 5}`, `marker JOIN_META`, `raft term 3`, `promote term 2`,
 `snapshot 3` (so many rows), `row 1:7`, `rows 1:7..9` (one transaction), `heartbeat 1`, `heartbeat 1 sync 4`,
 `bytes c1c1`. Other lines are commands: `connects`, `goes on`, `logs in as name`, `knows the ballot`, `joins`,

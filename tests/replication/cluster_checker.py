@@ -48,7 +48,8 @@ class ClusterChecker:
         if name not in self.synchronous:
             return
         if self._holder_count(term) < self._majority:
-            # A PROMOTE that few have read. The next leader may decide otherwise, and one side finds a split brain.
+            # Only a few members have read the PROMOTE. The next leader may decide otherwise, and one side finds a split
+            # brain.
             self.doubtful.add(name)
         elif kept or name not in self.doubtful:
             self._note_fact(name, kept, f"on {member.id}")
@@ -108,7 +109,7 @@ class ClusterChecker:
     # --- at the end ---
 
     def check_divergence(self, follows: Mapping[tuple[int, int], bool]) -> None:
-        """Everything acceptable is delivered: members that follow each other must have one history."""
+        """Check, after all acceptable rows are delivered, that members that follow each other have one history."""
         for one in self._members.values():
             for other in self._members.values():
                 if one.id < other.id and follows[one.id, other.id] and follows[other.id, one.id]:

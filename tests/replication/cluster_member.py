@@ -2,7 +2,7 @@
 
 `Member` connects the machines as a node does: their rows go through a journal with latency, rows of others through an
 applier that waits while the limbo is busy. Transactions write a value under a key and remember the previous one, so
-undoing in the wrong order is noticed. Time, the network and the checks are `Around`.
+undoing in the wrong order is detected. Time, the network and the checks are in `Around`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LogRow:
 
 
 class Change(NamedTuple):
-    """The change of a transaction: the value under `key` was `before`, and is `name` now."""
+    """The change of a transaction: the value under `key`, from `before` to `name`."""
 
     name: str
     key: int
@@ -148,7 +148,7 @@ class Replay:
                 self._rollback(body.lsn)
 
     def note_nop(self, row: LogRow) -> None:
-        """A NOP of an instance that is not the owner replaces a rolled-back transaction."""
+        """Return True for a NOP that replaces a rolled-back transaction: its origin is not the owner."""
         if (
             self.term
             and not row.was_control
@@ -232,7 +232,7 @@ class Member:
         self.received: dict[int, tuple[LogRow, Link]] = {}
         self.checkpoint: Snapshot | None = None
 
-    # --- life ---
+    # --- start and crash ---
 
     def start(self) -> None:
         """Recover from the disk."""
@@ -351,7 +351,7 @@ class Member:
         self._decide(change.name, term, kept=False)
 
     def _decide(self, name: str, term: int, *, kept: bool) -> None:
-        """Decide by the queue's knowledge in `term`."""
+        """Decide a transaction by the state of the queue in `term`."""
         assert self.fates.setdefault(name, kept) == kept, f"{name} is now {kept} on {self.id}, unlike before"
         self.around.decided(self, name, term, kept=kept)
 
@@ -456,7 +456,7 @@ class Member:
         self._do(self.limbo.request_written(request, row.lsn))
 
     def act(self) -> None:
-        """Perform the actions that elections request, until there are none."""
+        """Perform the actions that elections request, until none are left."""
         self._deadline = None
         while ready := self.raft.ready():
             self.around.looked_at(self, ready)
@@ -482,7 +482,9 @@ class Member:
         self.raft.written(row.raft.term, row.raft.vote, self.around.now)
 
     def hear_ack(self, replica_id: int, vclock: VClock, term: int) -> None:
-        """The term comes first: a member with a newer term may have voted in it, and does not count here."""
+        """Process the term before the ACK: a member with a newer term may have voted in it, and its ACK does not count
+        here.
+        """
         self.raft.heard_term(replica_id, term, self.around.now)
         self.act()
         self._do(self.limbo.ack(replica_id, vclock))

@@ -1,13 +1,12 @@
-"""Replica sets of elections, queues and logs told in words, for transcripts: all that one decides reaches the others.
+"""Replica sets of elections, queues and logs as text, for transcripts: decisions of one member reach the others.
 
 A line `> …` is a command: `members 1 2 3 quorum 2` (a new set: 1 is a candidate, the others vote, all are connected),
 `mode 2 candidate`, `fencing 1 off`, `quorum 1 3` (of member 1 alone), `timeout 1 10` (replication_synchro_timeout),
 `sync 1 a`, `async 1 b` (transactions of its clients), `promote 2`, `demote 1` (box.ctl of 2.11), `wait 4.5` (seconds;
-whoever is connected sends a heartbeat each second), `wait until 1 owns the queue`, `cut 3` (from all), `cut 1 3`,
-`cut 1 to 3` (what 1 says does not reach 3), `heal`, `hold 1` (what it says is on its way, to all), `hold 1 to 3`,
-`release`, `release 2 to 1`, `crash 1`, `start 1`, `info`, `logs`.
-What happens then is told below it, in order: what members log, what becomes a fact or is undone, what clients hear,
-which elections are held. Journals and wires take no time.
+connected members send a heartbeat each second), `wait until 1 owns the queue`, `cut 3` (from all), `cut 1 3`, `cut 1 to
+3` (messages of 1 do not reach 3), `heal`, `hold 1` (its messages to all are delayed), `hold 1 to 3`, `release`,
+`release 2 to 1`, `crash 1`, `start 1`, `info`, `logs`. The reactions follow in order: rows that members log,
+transactions that are committed or undone, answers to clients, elections. Journals and links take no time.
 """
 
 from __future__ import annotations
@@ -223,7 +222,7 @@ class Story:
             rows = (str(row) for row in member.log.rows if row.raft is None)
             self._told.append(f"{member.id}: {', '.join(rows)}")
 
-    # --- the world ---
+    # --- network and time ---
 
     def _up(self) -> list[Member]:
         return [member for member in self.members.values() if member.is_up]
@@ -280,13 +279,13 @@ class Story:
         self._settle()
 
     def acknowledge(self, wire: Wire) -> None:
-        """Acknowledge the target's position to the source; the way back is another link."""
+        """Acknowledge the target's position to the source, on the link in the opposite direction."""
         source, target = wire.source, wire.target
         if wire.is_open and (target.id, source.id) not in self._cuts | self._held:
             source.hear_ack(target.id, target.vclock.vclock(), target.raft.term)
             source.act()
 
-    # --- what members ask for (Around) ---
+    # --- requests of members (Around) ---
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
         assert not delay, "nothing takes time here"
@@ -315,7 +314,7 @@ class Story:
                 wire.inbox.append(state)
 
     def wrote(self, member: Member, row: LogRow) -> None:
-        """Not needed here."""
+        """Do nothing: stories need no notice of writes."""
 
     def refuse(self, member: Member, link: Link, row: LogRow, error: TarantoolError) -> None:
         self._told.append(f"{member.id} stops following {link.source_id} at {row}: {error.message}")
@@ -324,7 +323,7 @@ class Story:
         self._due.append(self._connect)
 
     def looked_at(self, member: Member, ready: Ready) -> None:
-        """The models check; stories only report."""
+        """Do nothing: models check this, stories only report."""
 
     def decided(self, member: Member, name: str, term: int, *, kept: bool) -> None:
         """A transaction that is void before it was executed here appears as a NOP in the log."""

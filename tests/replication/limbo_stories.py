@@ -1,4 +1,4 @@
-"""A limbo and its journal told in words, for transcripts.
+"""A limbo and its journal as text, for transcripts.
 
 `> instance 1 of 2.11, quorum 2` begins. Its own transactions, each with a name: `sync a`, `async b`, `local c`; those
 of others: `receives sync x 2:7`, `receives async y 2:8`. Control rows of others: `hears confirm 2:7 from 2`,
@@ -139,7 +139,7 @@ class Story:
                 actions += self.limbo.request_failed(what, self.now)
         return actions
 
-    # --- everything else ---
+    # --- other commands ---
 
     def _ack(self, words: str) -> list[Action[str]]:
         replica_id, _, vclock = words.partition(" ")

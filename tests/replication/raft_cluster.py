@@ -55,7 +55,7 @@ class Checker:
 
 
 class Member:
-    """One machine. `disk` survives a crash; a write from `drain` is there after `write_ends`."""
+    """One machine. `disk` survives a crash; a write from `drain` is on disk after `write_ends`."""
 
     def __init__(self, member_id: int, random: Callable[[], float], checker: Checker) -> None:
         self.id = member_id
@@ -99,7 +99,7 @@ class Member:
         self.raft.written(self.disk.term, self.disk.vote, now)
 
     def drain(self) -> list[Ready]:
-        """Return all pending actions. Their writes are for the owner to complete."""
+        """Return all pending actions. The caller completes their writes."""
         done = []
         while ready := self.raft.ready():
             if ready.write is not None:

@@ -1,11 +1,11 @@
-"""Elections told in words, for transcripts.
+"""Elections as text, for transcripts.
 
-A line `> …` is a command: `members 1 2 3 quorum 2` (all candidates, connected, 10 rows each), `mode 2 voter`,
-`fencing 1 strict`, `quorum 3 of 1 2 3 4`, `wait 4.5` (seconds; whoever is connected sends a heartbeat each second),
-`wait until 1 leads`, `cut 3` (from all), `cut 1 3`, `cut 1 to 3` (what 1 says does not reach 3), `heal`, `crash 1`,
-`start 1`, `promote 1`, `begin 1` (a term), `resign 1`, `at 1 {1: 10}` (its vclock), `ack 2 to 1 term 7`,
-`hold 1` (its disk), `disk 1 once`, `disk 1` (go on), `info`.
-What members then do is told below it: notes of the machine as they are, then what it writes, shows and asks for.
+A line `> …` is a command: `members 1 2 3 quorum 2` (all candidates, connected, 10 rows each), `mode 2 voter`, `fencing
+1 strict`, `quorum 3 of 1 2 3 4`, `wait 4.5` (seconds; connected members send a heartbeat each second), `wait until 1
+leads`, `cut 3` (from all), `cut 1 3`, `cut 1 to 3` (messages of 1 do not reach 3), `heal`, `crash 1`, `start 1`,
+`promote 1`, `begin 1` (a term), `resign 1`, `at 1 {1: 10}` (its vclock), `ack 2 to 1 term 7`, `hold 1` (its disk),
+`disk 1 once`, `disk 1` (go on), `info`. The reactions of members follow: the notes of the machine, then its writes,
+broadcasts and requests.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Story:
                 f"{', read-only' if member.raft.is_read_only else ''}"
             )
 
-    # --- the world ---
+    # --- network and time ---
 
     def _up(self) -> list[Member]:
         return [member for member in self.members.values() if member.is_up]

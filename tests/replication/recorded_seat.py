@@ -231,7 +231,7 @@ class Seat:
         transaction = LogTransaction(tuple(rows))
         rows.clear()
         if row.lsn <= self._lsns.get(row.replica_id, 0):
-            return  # arrived on another connection
+            return  # the row arrived on another connection
         if row.type in CONTROL_TYPES:
             body = decode_control(row.type, row.body)
             assert not isinstance(body, RaftState)
@@ -261,7 +261,7 @@ class Seat:
         self.raft.configure(Config(mode, election_timeout=2.0), self.now)
 
     def submit(self, transaction: LogTransaction) -> None:
-        """Submit its own transaction, which must get the recorded LSNs and flags."""
+        """Submit a transaction of the instance itself, which must get the recorded LSNs and flags."""
         flags = transaction.rows[-1].flags & ~COMMIT
         entry = self.limbo.submit(transaction, is_synchronous=bool(flags & WAIT_ACK))
         assert self.limbo.row_flags(entry) == flags

@@ -1,4 +1,4 @@
-"""Logs told in words, for tests of the settled-position tracker.
+"""Logs as text, for tests of the settled-position tracker.
 
 A line is one transaction, `ORIGIN:LSN WHAT …`: `1:5 insert`, `1:5..7 insert sync` (three rows),
 `1:6 insert behind` (flag WAIT_SYNC), `local:3 insert`, `1:8 confirm 1:5`, `2:9 promote 1:5 term 3`,
@@ -41,7 +41,7 @@ class OnDone:
 
 
 def tell(line: str, *, has_flags: bool = True) -> OnDone:
-    """Return the transaction that `line` describes; `has_flags` False for a log of a server older than 2.8.1."""
+    """Return the transaction that `line` describes; `has_flags` is False for logs of servers before 2.8.1."""
     match = LINE.match(line)
     assert match is not None, line
     origin, first, last, what, owner, lsn, term, words = match.groups()

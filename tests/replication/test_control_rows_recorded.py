@@ -96,7 +96,7 @@ def made_again(row: Row) -> Row:
 
 
 @pytest.mark.parametrize(("version", "scenario"), SCENARIOS)
-def test_every_control_row_on_the_wire_is_encoded_to_the_bytes_it_came_from(version: str, scenario: str) -> None:
+def test_control_rows_on_the_wire_are_encoded_to_the_same_bytes(version: str, scenario: str) -> None:
     found: Counter[int] = Counter()
     for packet in sent(version, scenario):
         row = decode_row(packet.payload)
@@ -107,7 +107,7 @@ def test_every_control_row_on_the_wire_is_encoded_to_the_bytes_it_came_from(vers
 
 
 @pytest.mark.parametrize(("version", "scenario"), SCENARIOS)
-def test_every_control_row_in_a_file_is_encoded_to_the_bytes_it_came_from(version: str, scenario: str) -> None:
+def test_control_rows_in_files_are_encoded_to_the_same_bytes(version: str, scenario: str) -> None:
     for path in files(version, scenario):
         for row in rows_of(path):
             if row.type in CONTROL_TYPES:
@@ -116,7 +116,7 @@ def test_every_control_row_in_a_file_is_encoded_to_the_bytes_it_came_from(versio
 
 
 @pytest.mark.parametrize(("version", "scenario"), SCENARIOS)
-def test_the_reader_finds_every_control_row_that_another_decoder_found(version: str, scenario: str) -> None:
+def test_reader_finds_every_control_row_that_another_decoder_found(version: str, scenario: str) -> None:
     expected = list(listed(version, scenario))
     assert Counter(row_type for row_type, _ in expected) == WRITTEN.get((version, scenario), {})
     with_listing = set(recorded.files())
@@ -126,7 +126,7 @@ def test_the_reader_finds_every_control_row_that_another_decoder_found(version: 
 
 
 @pytest.mark.parametrize("version", ["2.11", "3.8"])
-def test_recordings_hold_each_kind_on_the_wire_and_in_logs(version: str) -> None:
+def test_recordings_contain_each_kind_of_control_row(version: str) -> None:
     on_the_wire = {packet.type for each, scenario in SCENARIOS if each == version for packet in sent(each, scenario)}
     in_logs = {
         row.type
@@ -141,7 +141,7 @@ def test_recordings_hold_each_kind_on_the_wire_and_in_logs(version: str) -> None
 
 
 @pytest.mark.parametrize("version", ["2.11", "3.8"])
-def test_join_meta_says_the_term_and_the_state_of_the_queue(version: str) -> None:
+def test_join_meta_has_the_term_and_the_state_of_the_queue(version: str) -> None:
     """Two rows between the markers JOIN_META and JOIN_SNAPSHOT, without a header of their own."""
     packets = recording.load(version, "01-join-subscribe", "join-01").answers
     kinds = [packet.type for packet in packets]

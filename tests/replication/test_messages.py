@@ -85,13 +85,13 @@ def test_messages_of_a_recorded_replica_round_trip(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["2.6", "2.11", "3.8"])
-def test_what_a_recorded_master_says_is_decoded_and_encoded_to_the_same_bytes(version: str) -> None:
+def test_messages_of_a_recorded_master_round_trip(version: str) -> None:
     old = version == "2.6"
     seen = set()
     for packet in sent_by_masters(version):
         row = decode_row(packet)
         if row.type >= TYPE_ERROR or row.type in (RequestType.EVENT, RequestType.CHUNK) or packet[2] == 0xCE:
-            continue  # not of the relay: errors, events and replies with the header of fixed size
+            continue  # not from a relay: errors, events and replies with a header of fixed size
         if row.type != RequestType.OK or row.lsn:
             kind, again = "row", messages.encode_row_packet(row, row.sync)
         elif row.replica_id and b"\x26" in row.body[:42]:
@@ -110,7 +110,7 @@ def test_what_a_recorded_master_says_is_decoded_and_encoded_to_the_same_bytes(ve
 
 
 @pytest.mark.parametrize("version", ["2.6", "2.11", "3.8"])
-def test_recorded_ballots_are_decoded_and_encoded_to_the_same_bytes(version: str) -> None:
+def test_recorded_ballots_round_trip(version: str) -> None:
     old = version == "2.6"
     count = 0
     for packet in sent_by_masters(version):
@@ -131,7 +131,7 @@ def test_recorded_ballots_are_decoded_and_encoded_to_the_same_bytes(version: str
 # --- docs/spec/iproto.md#byte-samples ---
 
 
-def test_requests_are_the_samples_of_the_reference() -> None:
+def test_requests_equal_the_samples_of_the_reference() -> None:
     text = "d924" + str(A).encode().hex()
     set_text = "d924" + str(SET).encode().hex()
     version = 3 << 16 | 8 << 8
@@ -149,7 +149,7 @@ def test_requests_are_the_samples_of_the_reference() -> None:
     assert messages.encode_subscribe(empty)[5:].hex() == head + tail[:-4] + "90"
 
 
-def test_replies_are_the_samples_of_the_reference() -> None:
+def test_replies_equal_the_samples_of_the_reference() -> None:
     set_text = "d924" + str(SET).encode().hex()
     assert messages.encode_vclock_reply(VClock({0: 1, 1: 7}), with_zero=True)[5:].hex() == "8100008126820001" + "0107"
     assert messages.encode_vclock_reply(VClock({0: 1, 1: 11}), 3)[5:].hex() == "8200000103812681010b"
@@ -167,13 +167,13 @@ def test_replies_are_the_samples_of_the_reference() -> None:
     assert messages.encode_ack(ack)[5:].hex() == "82000004cb3ff80000000000008326810109" + "53015a04"
 
 
-def test_a_ballot_of_2_6_says_is_loading_where_newer_ones_say_is_ro() -> None:
+def test_ballot_of_2_6_has_is_loading_in_place_of_is_ro() -> None:
     body = bytes.fromhex("812984" + "01c2" + "04c3" + "0281010b" + "0380")
     assert messages.decode_ballot(body, is_2_6=True) == Ballot(VClock({1: 11}), is_loading=True)
     assert messages.decode_ballot(body, is_2_6=False) == Ballot(VClock({1: 11}), is_ro=True)
 
 
-def test_a_body_without_a_ballot_is_an_empty_one_and_an_event_of_it_is_none() -> None:
+def test_missing_ballot_is_empty_in_a_reply_and_none_in_an_event() -> None:
     assert messages.decode_ballot(b"\x80", is_2_6=True) == Ballot()
     assert messages.decode_ballot_event(b"\x80", Ballot(is_ro=True)) is None
     assert messages.decode_ballot_event(b"\x81\x29\x80", Ballot(is_ro=True)) is None
@@ -185,13 +185,13 @@ def test_fields_missing_in_a_ballot_event_keep_their_values() -> None:
     assert event == Ballot(VClock({1: 6}), is_ro=True, registered_uuids=(A,))
 
 
-def test_a_row_is_sent_with_the_sync_of_its_request_and_no_other() -> None:
+def test_row_is_sent_with_the_sync_of_its_request() -> None:
     row = decode_row(bytes.fromhex("82000201" + "63" + "8110cd0200"))
     assert messages.encode_row_packet(row, 7)[5:].hex() == "82000201" + "07" + "8110cd0200"
     assert messages.encode_row_packet(row)[5:].hex() == "810002" + "8110cd0200"
 
 
-# --- Refusals ---
+# --- rejections ---
 
 REQUESTS: dict[str, Callable[[bytes | None, bool], Any]] = {
     "join": lambda body, old: messages.decode_join(body, is_2_6=old),
@@ -204,7 +204,7 @@ REQUESTS: dict[str, Callable[[bytes | None, bool], Any]] = {
 @pytest.mark.parametrize("name", ["join", "register", "subscribe", "fetch"])
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("body", [None, b"", b"\x90", b"\x01"])
-def test_a_request_without_a_map_is_refused_as_recorded(name: str, old: bool, body: bytes | None) -> None:
+def test_request_without_a_map_is_rejected_as_recorded(name: str, old: bool, body: bytes | None) -> None:
     if name == "fetch" and old:
         assert REQUESTS[name](body, old) == FetchSnapshot()
         return
@@ -236,7 +236,7 @@ def test_a_request_without_a_map_is_refused_as_recorded(name: str, old: bool, bo
         ("subscribe", {0x51: [True]}, "invalid ID_FILTER", "invalid ID_FILTER"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_refused_in_the_words_of_the_real_server(
+def test_value_of_a_wrong_type_is_rejected_with_the_message_of_a_real_server(
     name: str, body: dict[int, Any], text_2_6: str | None, text: str
 ) -> None:
     for old, expected in ((True, text_2_6), (False, text)):
@@ -248,7 +248,7 @@ def test_a_value_of_the_wrong_kind_is_refused_in_the_words_of_the_real_server(
         assert refusal.value.message == f"Invalid MsgPack - {expected}"
 
 
-def test_keys_that_a_message_has_no_use_for_are_skipped() -> None:
+def test_unknown_keys_are_skipped() -> None:
     body = pack({"text": 1, 0x26: "no vclock", 0x24: str(A), 0x7F: [{}]})
     for old in (True, False):
         assert messages.decode_join(body, is_2_6=old) == Join(A)
@@ -260,17 +260,17 @@ def test_a_request_without_a_uuid_has_the_nil_uuid() -> None:
     assert messages.decode_subscribe(b"\x80", is_2_6=False) == Subscribe(None, None, VClock(), 0)
 
 
-def test_2_6_has_no_eyes_for_version_and_name() -> None:
+def test_2_6_ignores_version_and_name() -> None:
     body = pack({0x24: str(A), 0x06: 5, 0x5D: "name"})
     assert messages.decode_join(body, is_2_6=True) == Join(A)
     assert messages.decode_join(body, is_2_6=False) == Join(A, 5, "name")
 
 
-def test_a_name_that_is_none_is_no_error() -> None:
+def test_name_may_be_none() -> None:
     assert messages.decode_join(pack({0x24: str(A), 0x5D: 5}), is_2_6=False) == Join(A)
 
 
-def test_the_local_component_of_a_peer_is_left_out() -> None:
+def test_local_component_of_a_peer_is_dropped() -> None:
     assert messages.decode_vclock_reply(pack({0x26: {0: 4, 1: 11}})) == VClock({1: 11})
 
 
@@ -286,12 +286,12 @@ def test_the_local_component_of_a_peer_is_left_out() -> None:
         {0x29: {0x09: [str(A)] * 32}},
     ],
 )
-def test_a_broken_ballot_is_refused(body: dict[int, Any]) -> None:
+def test_malformed_ballot_is_rejected(body: dict[int, Any]) -> None:
     with pytest.raises(InvalidMsgpack, match="Invalid MsgPack - packet body"):
         messages.decode_ballot(pack(body), is_2_6=False)
 
 
-# --- Round trips ---
+# --- round trips ---
 
 UUIDS = st.builds(
     lambda raw: UUID(bytes=raw[:8] + bytes((raw[8] & 0x7F,)) + raw[9:]), st.binary(min_size=16, max_size=16)
@@ -310,7 +310,7 @@ def body_of(packet: bytes) -> Row:
 
 
 @given(st.builds(Join, UUIDS, VERSIONS, NAMES), SYNCS)
-def test_join(join: Join, sync: int) -> None:
+def test_join_round_trips(join: Join, sync: int) -> None:
     row = body_of(messages.encode_join(join, sync))
     assert (row.type, row.sync) == (RequestType.JOIN, sync)
     assert messages.decode_join(row.body, is_2_6=False) == join
@@ -318,14 +318,14 @@ def test_join(join: Join, sync: int) -> None:
 
 
 @given(st.builds(FetchSnapshot, VERSIONS, st.none() | UUIDS, st.booleans()), SYNCS)
-def test_fetch_snapshot(fetch: FetchSnapshot, sync: int) -> None:
+def test_fetch_snapshot_round_trips(fetch: FetchSnapshot, sync: int) -> None:
     assert (
         messages.decode_fetch_snapshot(body_of(messages.encode_fetch_snapshot(fetch, sync)).body, is_2_6=False) == fetch
     )
 
 
 @given(st.builds(Register, UUIDS, VCLOCKS, NAMES), SYNCS)
-def test_register(register: Register, sync: int) -> None:
+def test_register_round_trips(register: Register, sync: int) -> None:
     assert messages.decode_register(body_of(messages.encode_register(register, sync)).body, is_2_6=False) == register
 
 
@@ -333,23 +333,23 @@ FILTERS = st.sets(st.integers(0, 31)).map(lambda ids: tuple(sorted(ids)))
 
 
 @given(st.builds(Subscribe, UUIDS, UUIDS, VCLOCKS, VERSIONS, st.booleans(), FILTERS), SYNCS, st.booleans())
-def test_subscribe(subscribe: Subscribe, sync: int, old: bool) -> None:
+def test_subscribe_round_trips(subscribe: Subscribe, sync: int, old: bool) -> None:
     row = body_of(messages.encode_subscribe(subscribe, sync, is_2_6=old))
     assert messages.decode_subscribe(row.body, is_2_6=old) == subscribe
 
 
 @given(st.builds(SubscribeReply, st.integers(0, 31), VCLOCKS, st.none() | UUIDS), SYNCS, st.booleans())
-def test_subscribe_reply(reply: SubscribeReply, sync: int, old: bool) -> None:
+def test_subscribe_reply_round_trips(reply: SubscribeReply, sync: int, old: bool) -> None:
     assert messages.decode_subscribe_reply(body_of(messages.encode_subscribe_reply(reply, sync, is_2_6=old))) == reply
 
 
 @given(st.builds(Ack, VCLOCKS, SYNCS, SYNCS, TIMES))
-def test_ack(ack: Ack) -> None:
+def test_ack_round_trips(ack: Ack) -> None:
     assert messages.decode_ack(body_of(messages.encode_ack(ack))) == ack
 
 
 @given(st.builds(Heartbeat, st.integers(0, 31), TIMES, SYNCS), SYNCS)
-def test_heartbeat(heartbeat: Heartbeat, sync: int) -> None:
+def test_heartbeat_round_trips(heartbeat: Heartbeat, sync: int) -> None:
     assert messages.decode_heartbeat(body_of(messages.encode_heartbeat(heartbeat, sync))) == heartbeat
 
 
@@ -368,5 +368,5 @@ def test_heartbeat(heartbeat: Heartbeat, sync: int) -> None:
         instance_name=NAMES,
     )
 )
-def test_ballot(ballot: Ballot) -> None:
+def test_ballot_round_trips(ballot: Ballot) -> None:
     assert messages.decode_ballot(messages.encode_ballot_body(ballot, is_2_6=False), is_2_6=False) == ballot

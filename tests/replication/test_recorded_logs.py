@@ -1,4 +1,4 @@
-"""The rows that the tracker keeps of recorded logs produce the real server's own next snapshot.
+"""The settled rows of recorded logs produce the next snapshot of the real server.
 
 A snapshot, the logs after it, and the next snapshot, of servers 2.6.0, 2.11.9 and 3.8.0. The settled rows, applied to
 the first snapshot, must produce the second: schema, update operations and verdicts together.
@@ -145,7 +145,7 @@ def test_settled_rows_lead_from_one_snapshot_to_the_next(first: Path, logs: list
     assert ours.visible() == theirs.visible()
 
 
-def test_the_recorded_logs_hold_both_verdicts_in_every_release() -> None:
+def test_recorded_logs_of_every_release_have_both_verdicts() -> None:
     for release in ("2.6", "2.11", "3.8"):
         first, logs, _ = next(
             span for span in spans() if f"tarantool-{release}" in str(span[0]) and span[0].stem.endswith("14")
@@ -186,9 +186,7 @@ os.exit(0)
 
 
 @pytest.mark.real
-def test_a_rollback_of_the_real_server_takes_local_and_asynchronous_rows_with_it(
-    tarantool: ModuleType, tmp_path: Path
-) -> None:
+def test_rollback_of_a_real_server_includes_local_and_asynchronous_rows(tarantool: ModuleType, tmp_path: Path) -> None:
     left = tarantool.run(QUEUE, tmp_path, seconds=60).split()
     data = Data()
     decisions = settled(data, tmp_path / f"{0:020}.snap", sorted(tmp_path.glob("*.xlog")))

@@ -59,7 +59,7 @@ def plain(rows: list[Row]) -> list[tuple[int, int, int, int, bytes]]:
     return [(row.replica_id, row.lsn, row.tsn, row.flags, row.body) for row in rows]
 
 
-# --- A recorded stream ---
+# --- a recorded stream ---
 
 
 def recorded_stream(version: str) -> bytes:
@@ -72,7 +72,7 @@ VERSIONS = pytest.mark.parametrize("version", ["2.6", "2.11", "3.8"])
 
 
 @VERSIONS
-def test_every_recorded_packet_is_a_row_of_a_slab(version: str) -> None:
+def test_every_recorded_packet_becomes_a_row_of_a_slab(version: str) -> None:
     data = recorded_stream(version)
     expected = [decode_row(packet) for packet in split(data)[0]]
     found = [row for slab in taken(fed(data)) for row in slab.rows()]
@@ -82,7 +82,7 @@ def test_every_recorded_packet_is_a_row_of_a_slab(version: str) -> None:
 
 
 @VERSIONS
-def test_a_recorded_stream_is_what_we_would_have_sent(version: str) -> None:
+def test_recorded_stream_is_reencoded_to_the_same_bytes(version: str) -> None:
     data = recorded_stream(version)
     rows = [decode_row(packet) for packet in split(data)[0]]
     start = next(number for number, row in enumerate(rows) if row.lsn)
@@ -91,8 +91,8 @@ def test_a_recorded_stream_is_what_we_would_have_sent(version: str) -> None:
 
 
 @VERSIONS
-def test_the_log_of_a_recorded_replica_is_what_we_would_have_written(version: str) -> None:
-    """Except its time stamps: those are its own."""
+def test_log_of_a_recorded_replica_is_reencoded_to_the_same_rows(version: str) -> None:
+    """The timestamps differ: a replica writes its own."""
     rows = [row for slab in taken(fed(recorded_stream(version))) for row in slab.rows() if row.lsn]
     data = framed(rows)
     (slab,) = taken(fed(data))
@@ -103,7 +103,7 @@ def test_the_log_of_a_recorded_replica_is_what_we_would_have_written(version: st
 
 
 @given(st.lists(st.integers(0, 46_000), max_size=20))
-def test_a_stream_is_the_same_however_it_comes_cut(cuts: list[int]) -> None:
+def test_rows_do_not_depend_on_fragmentation(cuts: list[int]) -> None:
     data = recorded_stream("2.6")
     stream, found = RowStream(PEER), []
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
@@ -116,7 +116,7 @@ def test_a_stream_is_the_same_however_it_comes_cut(cuts: list[int]) -> None:
     assert stream.unread_size == 0
 
 
-# --- Whole transactions ---
+# --- whole transactions ---
 
 
 @given(
@@ -124,7 +124,7 @@ def test_a_stream_is_the_same_however_it_comes_cut(cuts: list[int]) -> None:
     st.lists(st.integers(0, 3000), max_size=8),
     st.sampled_from((1, 2, 5, 16384)),
 )
-def test_slabs_hold_whole_transactions_and_no_more_rows_than_asked_for(
+def test_slabs_contain_whole_transactions_up_to_the_requested_rows(
     shapes: list[tuple[int, int]], cuts: list[int], rows_max: int
 ) -> None:
     rows: list[Row] = []
@@ -145,7 +145,7 @@ def test_slabs_hold_whole_transactions_and_no_more_rows_than_asked_for(
     assert [row.raw for row in found] == [row.encode() for row in rows]
 
 
-def test_a_transaction_larger_than_the_table_is_whole() -> None:
+def test_transaction_larger_than_the_table_is_not_split() -> None:
     rows = transaction(1, 1000) + transaction(1001, 1)
     data = framed(rows)
     stream = RowStream(PEER)
@@ -184,7 +184,7 @@ def test_offsets_of_a_kept_transaction_follow_its_bytes() -> None:
     assert cells[scan.BODY_AT, 2] == cells[scan.ROW_END, 2] == len(slab.payload)
 
 
-def test_replies_are_taken_packet_by_packet_before_the_rows() -> None:
+def test_replies_are_read_packet_by_packet_before_the_rows() -> None:
     rows = transaction(1, 2)
     stream = fed(b"\xce\x00\x00")
     assert stream.take_packet() is None
@@ -196,7 +196,7 @@ def test_replies_are_taken_packet_by_packet_before_the_rows() -> None:
     assert stream.take_packet() is None
 
 
-def test_a_packet_may_be_taken_out_of_a_transaction_that_has_been_looked_at() -> None:
+def test_packet_may_be_read_from_a_transaction_that_is_partly_scanned() -> None:
     rows = transaction(1, 3)
     data = framed(rows)
     stream = fed(data[:-1])
@@ -207,10 +207,10 @@ def test_a_packet_may_be_taken_out_of_a_transaction_that_has_been_looked_at() ->
         stream.take()
 
 
-# --- Errors ---
+# --- errors ---
 
 
-def test_rows_before_something_wrong_are_taken_and_then_it_is_told_again_and_again() -> None:
+def test_rows_before_an_error_are_returned_and_then_the_error_is_repeated() -> None:
     stream = fed(framed(transaction(1, 1)) + b"\xc1" + framed(transaction(2, 1)))
     assert len(stream.take() or ()) == 1
     for _ in range(2):
@@ -219,7 +219,7 @@ def test_rows_before_something_wrong_are_taken_and_then_it_is_told_again_and_aga
         assert told.value.peer == PEER
 
 
-def test_an_error_packet_is_raised_as_the_error_even_inside_a_transaction() -> None:
+def test_error_packet_is_raised_even_inside_a_transaction() -> None:
     error = frame(pack({0: TYPE_ERROR + Loading.code, 1: 3}) + pack({0x31: "Instance bootstrap hasn't finished yet"}))
     stream = fed(framed(transaction(1, 1) + transaction(2, 3)[:2]) + error)
     assert len(stream.take() or ()) == 1
@@ -237,19 +237,19 @@ def test_an_error_packet_is_raised_as_the_error_even_inside_a_transaction() -> N
         ([Row(2, 1, lsn=1, tsn=1, body=b"\x90")], "a packet that is not a row"),
     ],
 )
-def test_broken_transactions_are_told_in_the_words_of_a_real_receiver(rows: list[Row], what: str) -> None:
+def test_invalid_transaction_has_the_error_of_a_real_receiver(rows: list[Row], what: str) -> None:
     with pytest.raises(StreamError, match=what):
         fed(framed(rows)).take()
 
 
 @pytest.mark.parametrize("data", [b"\x00", b"\xcf" + b"\xff" * 8, b"\xce\x00\x10\x00\x01"])
-def test_a_length_that_is_not_accepted_is_refused_before_its_bytes_come(data: bytes) -> None:
+def test_excessive_length_is_rejected_before_its_bytes_arrive(data: bytes) -> None:
     for call in (RowStream.take, RowStream.take_packet):
         with pytest.raises(StreamError, match="sizes from 1 to 1048576 are accepted"):
             call(fed(data, packet_size_max=1 << 20))
 
 
-def test_a_transaction_of_too_many_bytes_is_refused_before_they_have_come() -> None:
+def test_transaction_of_too_many_bytes_is_rejected_before_they_arrive() -> None:
     packets = [frame(row.encode()) for row in transaction(1, 1000)]
     stream = RowStream(PEER, transaction_size_max=10 * len(packets[0]) + 5)
     for packet in packets[:10]:
@@ -267,15 +267,15 @@ def test_transaction_of_too_many_rows_is_rejected() -> None:
     assert len(fed(framed(transaction(1, 100)), transaction_rows_max=100).take(rows_max=16) or ()) == 100
 
 
-def test_bytes_that_are_no_rows_make_no_slab() -> None:
+def test_invalid_bytes_make_no_slab() -> None:
     with pytest.raises(RemoteProtocolError, match="the log: invalid row at byte 3"):
         slab_of_rows(b"\x81\x00\x0c\xc1", "the log")
 
 
-# --- Sending and writing rows ---
+# --- sending and writing rows ---
 
 
-def test_a_row_of_the_journal_has_our_time_and_nothing_of_the_connection() -> None:
+def test_journal_row_has_our_timestamp_and_no_sync() -> None:
     packet = frame(pack({0: 2, 1: 3, 5: 77, 2: 1, 3: 9, 4: 1.25, 11: 4}) + pack({0x10: 512, 0x21: (1,)}))
     (slab,) = taken(fed(packet))
     written = decode_row(journal_rows(slab, 0, 1, 2.5))
@@ -290,7 +290,7 @@ def test_parts_of_a_slab_are_written_one_by_one() -> None:
     assert b"".join(journal_rows(slab, *edges, 1.5) for edges in ((0, 3), (3, 4), (4, 4), (4, 6))) == whole
 
 
-def test_a_part_of_a_slab_is_a_slab() -> None:
+def test_part_of_a_slab_is_a_slab() -> None:
     rows = transaction(1, 3) + transaction(4, 2)
     (slab,) = taken(fed(framed(rows)))
     part = Slab(slab.path, slab.payload, slab.buf, slab.cells[:, 3:], slab.offsets)
@@ -305,7 +305,7 @@ def test_packets_carry_the_sync_of_the_request(sync: int) -> None:
     assert packets == frame(encode_header(msgspec.structs.replace(row, sync=sync)) + row.body)
 
 
-def test_a_transaction_whose_last_row_is_local_ends_with_the_last_one_sent() -> None:
+def test_transaction_with_a_local_last_row_ends_with_the_last_sent_row() -> None:
     first, second, last = transaction(5, 3, flags=7)
     last = msgspec.structs.replace(last, replica_id=0, group_id=1, lsn=2)
     slab = slab_of_rows(b"".join(row.encode() for row in (first, second, last)), "log")
@@ -315,7 +315,7 @@ def test_a_transaction_whose_last_row_is_local_ends_with_the_last_one_sent() -> 
     assert alone.raw == Row(2, 1, 0, 5, 1.5, 5, 7, body=first.body).encode()
 
 
-def test_of_no_rows_nothing_is_sent_and_nothing_written() -> None:
+def test_empty_slab_is_sent_and_written_as_no_bytes() -> None:
     slab = slab_of_rows(b"", "log")
     assert (len(slab), stream_packets(slab), journal_rows(slab, 0, 0, 1.5)) == (0, b"", b"")
     assert stream_packets(slab_of_rows(transaction(1, 1)[0].encode(), "log"), np.array([False])) == b""
@@ -339,7 +339,7 @@ def test_nops_are_sent_without_limbo_flags(flags: int) -> None:
     ]
 
 
-def test_nop_in_place_of_a_control_row_is_told_from_a_void_transaction_in_log_and_stream() -> None:
+def test_nop_in_place_of_a_control_row_is_distinguished_from_a_void_transaction() -> None:
     marked = encode_header(Row(RequestType.NOP, 1, lsn=5, timestamp=1.0, tsn=5, flags=1), is_explicit=True)
     plain = Row(RequestType.NOP, 1, lsn=6, timestamp=1.0, tsn=6, flags=1).encode()
     many = make_transaction([Row(RequestType.NOP, 1, lsn=lsn, timestamp=1.0) for lsn in (7, 8)]).rows

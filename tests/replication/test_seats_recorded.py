@@ -106,7 +106,7 @@ def tuples_in(rows: Iterable[Row]) -> set[tuple[int, Any]]:
 
 
 class Play:
-    """One instance's part, driven by its log: each of its rows results from its input, or from a client's request."""
+    """One instance's role, driven by its log: each row of its own results from its input or a client's request."""
 
     def __init__(self, version: str, scenario: str, node: str, seat: Seat) -> None:
         self.version, self.scenario = version, scenario
@@ -231,7 +231,7 @@ def check_outcome(play: Play) -> None:
 
 
 @pytest.mark.parametrize(("version", "scenario", "node"), SEATS)
-def test_in_the_place_of_a_recorded_server_we_write_its_log(version: str, scenario: str, node: str) -> None:
+def test_machines_write_the_log_of_a_recorded_server(version: str, scenario: str, node: str) -> None:
     nodes = [each for each in IDS if (recording.scenario(version, scenario) / "files" / each).exists()]
     members = [IDS[each] for each in nodes]
     is_voter = (scenario, IDS[node]) in {(scenario, instance_id) for scenario, instance_id, _ in VOTERS}
@@ -249,7 +249,9 @@ def test_in_the_place_of_a_recorded_server_we_write_its_log(version: str, scenar
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("node", "instance_id"), [("master", 1), ("replica", 2)])
-def test_with_elections_off_too(version: str, node: str, instance_id: int) -> None:
+def test_machines_write_the_log_of_a_recorded_server_without_elections(
+    version: str, node: str, instance_id: int
+) -> None:
     """The master promotes itself in term 2, demotes itself in 3, and is owner again in 4."""
     seat = Seat(instance_id, [1, 2], quorum=2, mode=ElectionMode.OFF)
     if (version, node) == ("3.8", "master"):

@@ -67,14 +67,14 @@ def test_story(path: Path) -> None:
     assert replay(path.read_text()) == path.read_text()
 
 
-def test_synchronous_transaction_of_another_while_the_owners_wait_is_an_error() -> None:
+def test_synchronous_transaction_of_another_originator_is_an_error_while_the_owner_has_pending_ones() -> None:
     tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.push(tell("1:1 insert sync"))
-    with pytest.raises(SettledError, match="2:1 in the log while those of replica 1 are pending"):
+    with pytest.raises(SettledError, match="2:1 in the log while transactions of replica 1 are pending"):
         tracker.push(tell("2:1 insert sync"))
 
 
-def test_rows_can_be_passed_by_only_while_quiet_and_forward() -> None:
+def test_rows_can_be_skipped_only_forward_and_without_pending_transactions() -> None:
     tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.skip_to(VClock({1: 10}))
     with pytest.raises(LocalProtocolError, match=r"from \{1: 10\} to \{1: 9\}"):
@@ -86,14 +86,14 @@ def test_rows_can_be_passed_by_only_while_quiet_and_forward() -> None:
         tracker.skip_to(VClock({1: 20}))
 
 
-def test_a_log_that_goes_backwards_is_an_error_that_names_both() -> None:
+def test_error_about_a_decreasing_lsn_names_both_lsns() -> None:
     tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.push(tell("1:5 insert"))
     with pytest.raises(VClockError, match="replica 1 goes backwards: 5 comes after 5"):
         tracker.push(tell("1:5 insert"))
 
 
-def test_a_control_row_that_does_not_decode_is_an_error_and_changes_nothing() -> None:
+def test_undecodable_control_row_is_an_error_and_changes_nothing() -> None:
     tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.push(tell("1:1 insert sync"))
     broken = tell("1:2 confirm 1:1")
@@ -159,7 +159,8 @@ def fate(log: list[OnDone], index: int) -> bool | None:
     told = log[index]
     if told.rows[0].type != 2:
         return True
-    # It depends on the last synchronous transaction at or before it that was still pending when it was written.
+    # The outcome depends on the last synchronous transaction at or before this one that was pending when it was
+    # written.
     anchor = next((i for i in range(index, -1, -1) if log[i].touches_synchronous), None)
     if anchor is None:
         return True
@@ -170,13 +171,13 @@ def fate(log: list[OnDone], index: int) -> bool | None:
         if verdict is False:
             if later > index:
                 return False
-            # Withdrawn before ours was written: ours depends on the one before.
+            # Withdrawn before this one was written, which therefore depends on the one before.
             return fate_before(log, anchor, index)
     return None
 
 
 def fate_before(log: list[OnDone], anchor: int, index: int) -> bool | None:
-    """Return the fate of the asynchronous one at `index`, ignoring synchronous ones from `anchor` on."""
+    """Return the outcome of the asynchronous transaction at `index`, ignoring synchronous ones from `anchor` on."""
     shortened = log[:anchor] + [told for told in log[anchor : index + 1] if not told.touches_synchronous]
     shortened += log[index + 1 :]
     return fate(shortened, shortened.index(log[index]))
@@ -197,9 +198,7 @@ def _verdict(control: OnDone, synchronous: OnDone) -> bool | None:
 
 
 @given(STEPS, st.booleans())
-def test_decisions_are_those_of_a_reader_who_knows_the_end_of_the_log(
-    steps: list[tuple[str, int]], has_flags: bool
-) -> None:
+def test_decisions_agree_with_a_reader_of_the_whole_log(steps: list[tuple[str, int]], has_flags: bool) -> None:
     log = write_log(steps, has_flags=has_flags)
     tracker: SettledTracker[OnDone] = SettledTracker(
         is_synchronous=None if has_flags else lambda told: told.touches_synchronous

@@ -14,7 +14,7 @@ VCLOCKS = st.dictionaries(st.integers(0, 31), LSNS, max_size=6).map(VClock)
 CLOSE = st.dictionaries(st.integers(0, 2), st.integers(0, 2)).map(VClock)  # often comparable, often not
 
 
-def test_text_form_is_that_of_file_headers() -> None:
+def test_text_form_equals_that_of_file_headers() -> None:
     vclock = VClock({2: 3, 1: 10, 5: 0})
     assert str(vclock) == "{1: 10, 2: 3}"
     assert str(VClock()) == "{}"
@@ -23,13 +23,13 @@ def test_text_form_is_that_of_file_headers() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "1: 10", "{1}", "{1: -1}", "{32: 1}", "{1: 1, 1: 2}", "{1: 1,}", "{a: 1}"])
-def test_other_text_is_refused(text: str) -> None:
+def test_invalid_text_is_rejected(text: str) -> None:
     with pytest.raises(VClockError):
         VClock.parse(text)
 
 
 @pytest.mark.parametrize("lsns", [{32: 1}, {-1: 1}, {1: -1}, {1: LSN_MAX + 1}, {True: 1}, {1: 1.0}])
-def test_ids_and_lsns_out_of_range_are_refused(lsns: dict[int, int]) -> None:
+def test_ids_and_lsns_out_of_range_are_rejected(lsns: dict[int, int]) -> None:
     with pytest.raises(VClockError):
         VClock(lsns)
 
@@ -78,7 +78,7 @@ def test_compare_agrees_with_the_operators_and_with_its_mirror_image(a: VClock, 
 
 
 @given(CLOSE, CLOSE, CLOSE)
-def test_merged_and_common_are_the_lattice_of_that_order(a: VClock, b: VClock, other: VClock) -> None:
+def test_merged_and_common_are_join_and_meet(a: VClock, b: VClock, other: VClock) -> None:
     high, low = a.merged(b), a.common(b)
     assert low <= a <= high
     assert low <= b <= high
@@ -88,7 +88,7 @@ def test_merged_and_common_are_the_lattice_of_that_order(a: VClock, b: VClock, o
         assert other <= low
 
 
-def test_the_local_component_can_be_left_out_of_a_comparison() -> None:
+def test_local_component_can_be_ignored_in_a_comparison() -> None:
     ours, theirs = VClock({0: 7, 1: 5}), VClock({1: 6})
     assert ours.compare(theirs) is Order.INCOMPARABLE
     assert ours.compare(theirs, ignore_zero=True) is Order.BEFORE
@@ -112,7 +112,7 @@ def test_advanced_and_follow_move_one_component_forward_only(vclock: VClock, rep
 
 
 @given(CLOSE, CLOSE)
-def test_builder_merges_without_touching_what_it_handed_out(a: VClock, b: VClock) -> None:
+def test_builder_does_not_change_vclocks_it_has_returned(a: VClock, b: VClock) -> None:
     builder = VClockBuilder(a)
     before = builder.vclock()
     builder.merge(b)

@@ -14,24 +14,24 @@ from typing import Final
 
 SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Guests may replicate if they have the role.
-    "A2": ("interop/test_bootstrap.py::test_guests_bootstrap_a_mesh",),
+    "A2": ("interop/test_bootstrap.py::test_members_without_users_bootstrap_a_mesh",),
     # Late, empty instances join the one that has data.
     "A3": ("interop/test_bootstrap.py::test_late_empty_members_join_the_bootstrapped_one",),
     # A read-only member does not lead.
-    "A4": ("interop/test_bootstrap.py::test_a_read_only_member_does_not_lead_though_its_uuid_is_smaller",),
+    "A4": ("interop/test_bootstrap.py::test_read_only_member_does_not_lead_despite_its_smaller_uuid",),
     # A voter does not lead; the candidate does.
     "A7": (
-        "scenarios/test_bootstrap.py::test_a_voter_is_not_chosen_though_its_uuid_is_smaller",
-        "scenarios/test_bootstrap.py::test_real_candidate_leads_and_becomes_writable_beside_a_node",
+        "scenarios/test_bootstrap.py::test_voter_does_not_bootstrap_despite_its_smaller_uuid",
+        "scenarios/test_bootstrap.py::test_real_candidate_leads_and_becomes_writable_next_to_a_node",
         "interop/test_bootstrap.py::test_real_candidate_leads_and_a_voter_node_joins_it",
         "interop/test_elections.py::test_a_candidate_is_elected_by_voters_of_the_other_kind",
-        "replication/membership/test_bootstrap_leader.py::test_a_voter_never_leads_where_a_candidate_is",
+        "replication/membership/test_bootstrap_leader.py::test_voter_does_not_lead_if_there_is_a_candidate",
     ),
-    # Strategy config: by URI, UUID or name; the others do not matter.
+    # Strategy config: by URI, UUID or name; other members are ignored.
     "A10": (
-        "scenarios/test_bootstrap.py::test_only_the_configured_leader_is_waited_for",
+        "scenarios/test_bootstrap.py::test_members_wait_only_for_the_configured_leader",
         "scenarios/test_bootstrap.py::test_configured_bootstrap_leader_starts_alone",
-        "scenarios/test_bootstrap.py::test_an_unknown_leader_ends_the_start",
+        "scenarios/test_bootstrap.py::test_unknown_leader_is_a_startup_error",
         "scenarios/test_bootstrap.py::test_real_leader_is_joined_by_its_name",
     ),
     # A greeting with the nil UUID.
@@ -42,22 +42,22 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # A peer that does not greet.
     "A13": ("scenarios/test_bootstrap.py::test_silent_peer_is_dropped_after_four_timeouts_and_retried",),
     # A peer that rejects ID.
-    "A14": ("scenarios/test_bootstrap.py::test_a_master_that_refuses_to_identify_itself_is_joined_and_followed",),
+    "A14": ("scenarios/test_bootstrap.py::test_master_that_rejects_the_id_request_is_joined_and_followed",),
     # A join during writes.
     "B1": (
-        "interop/test_join.py::test_a_replica_that_joins_while_others_write_has_every_row_once",
-        "simulation/test_replication.py::test_a_replica_joins_a_master_that_has_data_and_writes",
+        "interop/test_join.py::test_replica_that_joins_during_writes_has_every_row_once",
+        "simulation/test_replication.py::test_replica_joins_a_writing_master_with_data",
     ),
     # A join without the newest snapshot file.
-    "B2": ("interop/test_join.py::test_a_join_needs_no_snapshot_file",),
+    "B2": ("interop/test_join.py::test_join_needs_no_snapshot_file",),
     # Synchronous rows and verdicts in the final stage.
     "B3": (
         "scenarios/test_join.py::test_verdicts_on_synchronous_rows_may_arrive_during_a_join",
-        "scenarios/test_join.py::test_a_replica_joins_the_owner_of_the_queue_while_that_writes_synchronously",
+        "scenarios/test_join.py::test_replica_joins_the_owner_of_the_queue_during_synchronous_writes",
         "scenarios/test_join.py::test_a_join_waits_for_the_verdict_of_the_owner",
-        "node/downstream/test_join_server.py::test_a_join_waits_for_verdicts_of_the_queue",
+        "node/downstream/test_join_server.py::test_join_waits_for_verdicts_on_pending_transactions",
         "node/downstream/test_join_server.py::test_join_fails_with_the_transaction_it_waits_for",
-        "node/downstream/test_join_server.py::test_a_confirm_in_the_final_stage_is_a_nop_to_2_6",
+        "node/downstream/test_join_server.py::test_confirm_in_the_final_stage_is_sent_to_2_6_as_a_nop",
     ),
     # Term and queue arrive with a join.
     "B4": (
@@ -68,20 +68,20 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "B5": (
         "scenarios/test_join.py::test_term_and_queue_arrive_with_a_join_and_persist",
-        "scenarios/test_join.py::test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_brain",
-        "scenarios/test_join.py::test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_brain",
+        "scenarios/test_join.py::test_node_that_joined_a_node_is_promoted_without_a_split_brain",
+        "scenarios/test_join.py::test_real_replica_that_joined_a_node_is_promoted_without_a_split_brain",
     ),
     # The row of the joining replica is deleted and inserted during its join.
     "B6": ("scenarios/test_join.py::test_replica_removed_during_its_join_becomes_a_member",),
     # Two joins with the same UUID.
     "B7": ("scenarios/test_join.py::test_second_join_of_a_uuid_is_rejected_during_the_first",),
     # An empty password.
-    "B10": ("interop/test_join.py::test_a_user_without_password_replicates",),
+    "B10": ("interop/test_join.py::test_user_without_password_can_replicate",),
     # A snapshot cut in the middle.
     "B13": (
         "scenarios/test_join.py::test_partial_snapshot_is_not_accepted",
         "scenarios/test_join.py::test_member_keeps_its_data_when_a_rejoin_fails",
-        "interop/test_join.py::test_a_join_cut_in_the_middle_leaves_no_half_replica",
+        "interop/test_join.py::test_interrupted_join_leaves_no_partial_replica",
     ),
     # Names of 3.x in a replica set of 2.x.
     "B14": (
@@ -103,45 +103,42 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_conflicts.py::test_conflict_inside_a_transaction_applies_none_of_it",
     ),
     # Every mix of local and global rows.
-    "C3": ("interop/test_stream.py::test_boundaries_of_transactions_survive_every_mix_of_local_and_global_rows",),
+    "C3": ("interop/test_stream.py::test_transaction_boundaries_survive_every_mix_of_local_and_global_rows",),
     # Transactions that end with a local row.
     "C4": ("interop/test_stream.py::test_transaction_that_ends_with_a_local_row_does_not_block_a_returning_replica",),
     # Local and temporary spaces.
     "C6": (
-        "scenarios/test_subscribe.py::test_of_local_and_temporary_spaces_only_the_definitions_travel",
+        "scenarios/test_subscribe.py::test_only_definitions_of_local_and_temporary_spaces_are_replicated",
         "scenarios/test_subscribe.py::test_space_cannot_change_between_local_and_replicated",
         "scenarios/test_subscribe.py::test_local_rows_of_a_replica_do_not_keep_the_masters_logs",
         "interop/test_stream.py::test_local_rows_count_in_component_zero_only",
     ),
     # Component 0 never shows downstream.
-    "C7": ("scenarios/test_subscribe.py::test_component_zero_of_a_master_is_not_taken_for_the_replicas",),
+    "C7": ("scenarios/test_subscribe.py::test_component_zero_of_a_master_is_not_adopted_by_the_replica",),
     # Rows become visible in log order.
-    "C8": ("interop/test_stream.py::test_dependent_rows_are_visible_in_the_order_of_the_master",),
+    "C8": ("interop/test_stream.py::test_dependent_rows_become_visible_in_the_order_of_the_master",),
     # Constant changes instead of heartbeats.
     "C10": ("interop/test_stream.py::test_chain_stays_connected_under_constant_changes",),
     # Another replica set.
     "C12": (
-        "scenarios/test_subscribe.py::test_an_instance_of_another_replica_set_is_stopped_and_an_orphan",
+        "scenarios/test_subscribe.py::test_instance_of_another_replica_set_is_rejected_and_becomes_an_orphan",
         "interop/test_bad_input.py::test_master_of_another_replica_set_is_rejected",
     ),
     # Lag of the downstream.
     "C13": (
-        (
-            "scenarios/test_subscribe.py::"
-            "test_lag_of_the_downstream_is_the_time_a_transaction_took_and_nothing_else_moves_it"
-        ),
-        "interop/test_stream.py::test_lag_of_the_downstream_is_what_a_transaction_took",
+        ("scenarios/test_subscribe.py::test_downstream_lag_is_the_duration_of_the_last_transaction"),
+        "interop/test_stream.py::test_downstream_lag_is_the_duration_of_a_transaction",
     ),
-    # A long way through old logs.
+    # A long scan of old logs.
     "C14": (
-        "scenarios/test_subscribe.py::test_a_replica_hears_from_its_master_while_that_looks_for_its_first_row",
+        "scenarios/test_subscribe.py::test_master_sends_heartbeats_while_it_searches_the_first_row",
         "interop/test_stream.py::test_lagging_replica_does_not_time_out_during_catch_up",
     ),
     # From anonymous to registered.
     "D1": (
         (
             "scenarios/test_anonymous.py::"
-            "test_an_anonymous_replica_counts_its_own_rows_in_component_zero_and_becomes_a_member"
+            "test_anonymous_replica_counts_its_own_rows_in_component_zero_and_becomes_a_member"
         ),
         "interop/test_anonymous.py::test_anonymous_replica_has_no_id_until_it_registers",
     ),
@@ -155,40 +152,40 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # The queue of an anonymous replica.
     "D6": (
         "scenarios/test_join.py::test_term_and_queue_arrive_with_a_join_and_persist",
-        "scenarios/test_join.py::test_queue_of_an_anonymous_replica_is_that_of_its_master",
+        "scenarios/test_join.py::test_anonymous_replica_has_the_queue_of_its_master",
         "interop/test_anonymous.py::test_synchronous_queue_of_an_anonymous_node_is_that_of_its_master",
     ),
     # Unreachable addresses.
     "E4": (
-        "scenarios/test_orphan.py::test_addresses_that_lead_nowhere_make_an_orphan",
+        "scenarios/test_orphan.py::test_unreachable_addresses_make_the_node_an_orphan",
         "scenarios/test_orphan.py::test_quorum_of_zero_runs_at_once",
         "scenarios/test_orphan.py::test_orphan_recovers_when_its_quorum_is_lowered",
         (
             "interop/test_orphan.py::"
-            "test_unreachable_members_in_a_new_configuration_make_an_orphan_and_a_quorum_of_zero_does_not"
+            "test_unreachable_peers_make_a_reconfigured_member_an_orphan_unless_the_quorum_is_zero"
         ),
     ),
     # Lost rows of the member itself.
     "E6": (
-        "scenarios/test_orphan.py::test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back",
-        "interop/test_orphan.py::test_a_member_that_lost_its_newest_log_gets_its_own_rows_back",
+        "scenarios/test_orphan.py::test_member_that_lost_the_end_of_its_log_recovers_its_own_rows",
+        "interop/test_orphan.py::test_member_that_lost_its_newest_log_recovers_its_own_rows",
     ),
     # Duplicate keys: replication stops, or skips them.
     "F1": (
-        "scenarios/test_conflicts.py::test_a_taken_key_stops_a_replica_for_good",
-        "scenarios/test_conflicts.py::test_a_conflict_that_is_skipped_is_a_nop_in_the_log",
+        "scenarios/test_conflicts.py::test_duplicate_key_stops_a_replica_permanently",
+        "scenarios/test_conflicts.py::test_skipped_conflict_is_a_nop_in_the_log",
         "interop/test_conflicts.py::test_duplicate_key_stops_the_replica_and_changes_nothing",
     ),
     "F2": (
-        "scenarios/test_conflicts.py::test_of_a_transaction_only_the_conflicting_rows_are_skipped",
+        "scenarios/test_conflicts.py::test_only_the_conflicting_rows_of_a_transaction_are_skipped",
         "interop/test_conflicts.py::test_with_skip_conflict_only_the_conflicting_rows_become_nops",
     ),
     # A failing write on the replica.
-    "F3": ("node/upstream/test_row_applier.py::test_a_failed_write_takes_everything_in_flight_back_and_tells_all",),
+    "F3": ("node/upstream/test_row_applier.py::test_failed_write_rolls_back_all_rows_in_flight_and_notifies_waiters",),
     # Logs that the replica needs are gone.
     "F5": (
-        "interop/test_bad_input.py::test_gap_in_the_logs_of_the_master_is_named",
-        "interop/test_bad_input.py::test_gap_in_our_logs_is_named_to_a_real_replica",
+        "interop/test_bad_input.py::test_gap_in_the_logs_of_the_master_is_reported",
+        "interop/test_bad_input.py::test_gap_in_our_logs_is_reported_to_a_real_replica",
     ),
     # Consumers across a restart.
     "G5": (
@@ -196,7 +193,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_log_collection.py::test_real_master_forgets_a_node_whose_row_is_deleted",
         (
             "scenarios/test_log_collection.py::"
-            "test_a_restarted_node_of_dialect_2_11_keeps_its_logs_for_members_that_are_not_back"
+            "test_restarted_node_of_dialect_2_11_keeps_its_logs_for_members_that_have_not_returned"
         ),
         "scenarios/test_join.py::test_keys_of_newer_servers_are_kept_and_relayed",
     ),
@@ -210,8 +207,8 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "H1": (
         "scenarios/test_synchronous.py::test_quorum_commits_two_lsns_and_a_timeout_rolls_them_back",
         "scenarios/test_synchronous.py::test_asynchronous_transactions_share_the_outcome_of_earlier_pending_ones",
-        "interop/test_synchronous.py::test_a_replica_of_the_other_kind_makes_the_quorum",
-        "interop/test_synchronous.py::test_a_timeout_rolls_back_on_both_sides",
+        "interop/test_synchronous.py::test_replica_of_the_other_kind_completes_the_quorum",
+        "interop/test_synchronous.py::test_timeout_rolls_back_on_both_sides",
         "interop/test_synchronous.py::test_transactions_after_a_timeout_are_rolled_back_in_reverse_order",
         "interop/test_synchronous.py::test_asynchronous_transactions_are_pending_after_synchronous_ones",
     ),
@@ -227,20 +224,20 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Snapshots contain confirmed rows only.
     "H3": (
         "scenarios/test_synchronous.py::test_snapshot_contains_only_confirmed_rows",
-        "scenarios/test_synchronous.py::test_a_snapshot_does_not_wait_for_a_verdict_for_ever",
+        "scenarios/test_synchronous.py::test_wait_of_a_snapshot_for_a_verdict_is_limited",
         "interop/test_synchronous.py::test_snapshot_waits_for_the_verdict_on_its_rows",
         "interop/test_synchronous.py::test_snapshot_of_rolled_back_rows_is_not_written",
     ),
     # A repeated ACK.
     "H5": (
         "scenarios/test_synchronous.py::test_repeated_ack_of_a_replica_counts_once",
-        "interop/test_synchronous.py::test_a_replica_that_repeats_its_ack_counts_once",
+        "interop/test_synchronous.py::test_repeated_ack_of_a_replica_counts_once",
     ),
     # Ownership of the queue.
     "H9": (
-        "scenarios/test_synchronous.py::test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_given_back",
+        "scenarios/test_synchronous.py::test_queue_is_claimed_by_a_promotion_transferred_by_the_next_and_released",
         "simulation/test_elections.py::test_with_elections_off_a_promoted_node_writes_and_the_others_do_not",
-        "interop/test_promotion.py::test_the_queue_is_claimed_taken_over_and_given_back",
+        "interop/test_promotion.py::test_queue_is_claimed_taken_over_and_released",
     ),
     # The rows of a lost owner.
     "H12": (
@@ -253,21 +250,18 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "H13": ("scenarios/test_synchronous.py::test_system_spaces_stay_asynchronous_when_the_queue_is_claimed",),
     # Linearizable reads.
     "H14": (
-        (
-            "scenarios/test_synchronous.py::"
-            "test_a_linearizable_transaction_begins_when_a_quorum_has_answered_a_fresh_question"
-        ),
-        "simulation/test_linearizable.py::test_whoever_is_cut_off_waits_until_it_is_not",
-        "simulation/test_linearizable.py::test_what_is_not_confirmed_is_waited_for_and_not_read",
-        "simulation/test_linearizable.py::test_no_read_is_older_than_what_was_known_when_it_began",
+        ("scenarios/test_synchronous.py::test_linearizable_transaction_begins_when_a_quorum_has_answered_a_new_query"),
+        "simulation/test_linearizable.py::test_read_on_an_isolated_member_waits_until_it_is_reconnected",
+        "simulation/test_linearizable.py::test_read_waits_for_pending_transactions",
+        "simulation/test_linearizable.py::test_no_read_is_stale",
         "interop/test_linearizable.py::test_every_member_reads_earlier_commits",
     ),
     # Modes, dead leaders, restarts.
     "I1": (
-        "scenarios/test_elections.py::test_one_node_in_each_mode",
+        "scenarios/test_elections.py::test_single_node_in_each_election_mode",
         "scenarios/test_elections.py::test_dead_leader_is_replaced_and_follows_when_it_returns",
         "scenarios/test_elections.py::test_candidates_start_before_their_quorum",
-        "simulation/test_elections.py::test_a_killed_leader_is_replaced_in_time_and_nothing_that_was_confirmed_is_lost",
+        "simulation/test_elections.py::test_killed_leader_is_replaced_in_time_without_losing_confirmed_rows",
         "simulation/test_elections.py::test_a_voter_never_leads",
         "simulation/test_elections.py::test_a_restart_keeps_term_and_vote",
         "interop/test_elections.py::test_candidates_of_both_kinds_elect_a_leader_and_replace_a_lost_one",
@@ -281,7 +275,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # Fencing.
     "I5": (
-        "scenarios/test_elections.py::test_a_leader_cut_off_resigns_and_its_queue_is_decided_by_the_next",
+        "scenarios/test_elections.py::test_isolated_leader_resigns_and_the_next_one_decides_its_queue",
         "scenarios/test_elections.py::test_leader_that_regains_its_quorum_before_an_election_continues",
         "scenarios/test_elections.py::test_unfenced_leader_continues_and_contradictions_are_found",
         "simulation/test_elections.py::test_with_strict_fencing_there_are_never_two_leaders",
@@ -297,88 +291,88 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "I8": ("scenarios/test_elections.py::test_rolled_back_rows_of_an_old_leader_do_not_return",),
     # A hanging leader.
     "I9": (
-        "scenarios/test_elections.py::test_a_leader_that_hangs_with_open_connections_is_replaced",
+        "scenarios/test_elections.py::test_hanging_leader_with_open_connections_is_replaced",
         "scenarios/test_elections.py::test_leader_with_a_failing_log_is_replaced",
         "interop/test_elections.py::test_hanging_leader_is_replaced_and_follows_when_it_resumes",
     ),
     # Manual promotion.
     "J1": (
         "scenarios/test_promotion.py::test_promotion_wins_in_a_new_term_and_the_previous_leader_steps_down",
-        "simulation/test_elections.py::test_by_hand_the_leader_is_whoever_was_promoted_last",
+        "simulation/test_elections.py::test_manual_leader_is_the_member_promoted_last",
         "interop/test_elections.py::test_every_candidate_can_be_promoted_in_one_term_and_the_previous_leader_steps_down",
     ),
     # Every mode, role and call.
     "J3": (
-        "scenarios/test_promotion.py::test_with_elections_off",
-        "scenarios/test_promotion.py::test_with_elections_off_an_outdated_queue_of_another_can_be_given_back",
-        "scenarios/test_promotion.py::test_with_elections_off_nobody_is_demoted_where_another_leads",
+        "scenarios/test_promotion.py::test_promote_and_demote_with_elections_off",
+        "scenarios/test_promotion.py::test_demote_with_elections_off_releases_an_outdated_queue_of_another_member",
+        "scenarios/test_promotion.py::test_demote_with_elections_off_is_rejected_while_another_member_leads",
         "scenarios/test_promotion.py::test_voter_and_anonymous_replica_are_not_promoted_and_do_not_block_a_promotion",
-        "scenarios/test_promotion.py::test_leaders_and_followers_of_an_election",
+        "scenarios/test_promotion.py::test_promote_and_demote_of_elected_leaders_and_followers",
         "scenarios/test_promotion.py::test_promotion_without_a_quorum_of_peers_is_an_error",
-        "scenarios/test_promotion.py::test_a_mode_that_changes_ends_a_promotion",
+        "scenarios/test_promotion.py::test_mode_change_ends_a_promotion",
         "scenarios/test_promotion.py::test_one_promotion_or_demotion_at_a_time",
-        "scenarios/test_promotion.py::test_somebody_else_is_promoted_while_the_queue_is_waited_for",
-        "scenarios/test_promotion.py::test_a_newer_term_while_a_promotion_waits_for_its_quorum",
-        "scenarios/test_promotion.py::test_all_are_promoted_at_once",
-        "node/synchro/test_promotion.py::test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next",
+        "scenarios/test_promotion.py::test_promotion_fails_when_the_queue_changes_its_owner_meanwhile",
+        "scenarios/test_promotion.py::test_promotion_fails_when_a_newer_term_starts_while_it_waits_for_its_quorum",
+        "scenarios/test_promotion.py::test_concurrent_promotions_of_all_members",
+        "node/synchro/test_promotion.py::test_promotion_fails_when_another_member_wins_its_term_or_starts_the_next",
         "interop/test_promotion.py::test_redundant_promote_and_demote_change_nothing",
     ),
     # The term arrives before the promotion.
     "J6": (
         "scenarios/test_promotion.py::test_term_arrives_before_the_promotion_in_it",
-        "scenarios/test_promotion.py::test_members_that_follow_all_agree_on_the_term_before_the_queue_moves",
+        "scenarios/test_promotion.py::test_members_know_the_term_before_the_queue_changes_its_owner",
     ),
     # Asynchronous writes of an old term.
     "K1": (
-        "scenarios/test_split_brain.py::test_an_asynchronous_write_in_an_old_term",
-        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
+        "scenarios/test_split_brain.py::test_asynchronous_write_in_an_old_term_is_a_split_brain",
+        "interop/test_split_brain.py::test_contradictory_histories_stop_replication_and_change_nothing",
     ),
     # A CONFIRM of an old term.
     "K2": (
         "scenarios/test_split_brain.py::test_confirm_in_an_old_term_of_rows_that_the_new_owner_lacks",
         "scenarios/test_split_brain.py::test_confirm_in_an_old_term_of_rows_that_the_new_owner_confirmed",
-        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
-        "interop/test_split_brain.py::test_histories_that_only_seem_contradictory_converge",
+        "interop/test_split_brain.py::test_contradictory_histories_stop_replication_and_change_nothing",
+        "interop/test_split_brain.py::test_histories_that_only_look_contradictory_converge",
     ),
     # A ROLLBACK of an old term.
     "K3": (
         "scenarios/test_split_brain.py::test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed",
         "scenarios/test_split_brain.py::test_rollback_in_an_old_term_of_rows_that_the_new_owner_lacks",
-        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
-        "interop/test_split_brain.py::test_histories_that_only_seem_contradictory_converge",
+        "interop/test_split_brain.py::test_contradictory_histories_stop_replication_and_change_nothing",
+        "interop/test_split_brain.py::test_histories_that_only_look_contradictory_converge",
     ),
     # Two promotions in one term.
     "K4": (
         "scenarios/test_split_brain.py::test_two_promotions_in_one_term",
         "scenarios/test_split_brain.py::test_promotion_and_demotion_in_one_term",
-        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
+        "interop/test_split_brain.py::test_contradictory_histories_stop_replication_and_change_nothing",
     ),
-    # A PROMOTE that does not fit the queue.
+    # A PROMOTE that contradicts the queue.
     "K5": (
         "scenarios/test_split_brain.py::test_promotion_without_confirmed_rows",
         "scenarios/test_split_brain.py::test_promotion_with_rolled_back_rows",
         "scenarios/test_split_brain.py::test_promotion_with_rolled_back_rows_while_others_are_pending",
         "scenarios/test_split_brain.py::test_promotion_that_cannot_be_written_is_rejected_with_the_reason",
-        "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
+        "interop/test_split_brain.py::test_contradictory_histories_stop_replication_and_change_nothing",
     ),
-    # A CONFIRM of long ago.
+    # A very old CONFIRM.
     "K6": (
-        "scenarios/test_split_brain.py::test_a_confirmation_from_long_ago",
+        "scenarios/test_split_brain.py::test_very_old_confirm_is_accepted",
         "scenarios/test_split_brain.py::test_old_confirm_in_a_recent_packet",
         "interop/test_split_brain.py::test_old_confirm_of_confirmed_rows_is_harmless",
     ),
-    # A queue that was released.
+    # A released queue.
     "K7": (
-        "scenarios/test_split_brain.py::test_a_plain_write_when_the_queue_was_given_back",
-        "interop/test_split_brain.py::test_histories_that_only_seem_contradictory_converge",
+        "scenarios/test_split_brain.py::test_asynchronous_write_after_the_queue_was_released_is_accepted",
+        "interop/test_split_brain.py::test_histories_that_only_look_contradictory_converge",
     ),
     # Schemas without the filter.
     "K8": ("scenarios/test_split_brain.py::test_data_of_an_old_schema_is_not_checked_before_its_upgrade",),
-    # The originator counts, not the relay.
+    # Rows are filtered by originator, not by relay.
     "K9": (
         "scenarios/test_split_brain.py::test_rows_are_judged_by_their_originator",
         "scenarios/test_split_brain.py::test_rows_of_a_former_owner_keep_their_old_term_through_any_relay",
-        "interop/test_promotion.py::test_verdicts_pass_a_chain_in_the_order_of_their_originators",
+        "interop/test_promotion.py::test_chain_relays_verdicts_in_order",
     ),
     # Rows of two owners at once.
     "K10": (
@@ -389,18 +383,18 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "L1": ("scenarios/test_files.py::test_files_state_their_instance_start_and_predecessor",),
     # Missing files and missing LSNs.
     "L3": (
-        "scenarios/test_files.py::test_a_missing_log_is_a_gap_that_is_named_at_the_start",
-        "scenarios/test_files.py::test_lsns_that_are_missing_inside_a_log_are_passed_over",
+        "scenarios/test_files.py::test_missing_log_is_reported_as_a_gap_at_startup",
+        "scenarios/test_files.py::test_missing_lsns_inside_a_log_are_skipped",
     ),
     # Empty logs, logs without an end, leftovers.
     "L4": (
-        "scenarios/test_files.py::test_logs_without_rows_or_without_an_end_and_leftovers_are_no_obstacle",
+        "scenarios/test_files.py::test_empty_logs_unfinished_logs_and_leftover_files_do_not_prevent_a_start",
         "scenarios/test_files.py::test_empty_last_log_is_continued",
     ),
     # Files of older servers, and their upgrade.
     "L6": (
-        "scenarios/test_files.py::test_a_node_on_the_files_of_an_older_server_is_a_master_of_that_age",
-        "scenarios/test_files.py::test_a_node_follows_a_real_server_over_the_upgrade_of_its_schema",
+        "scenarios/test_files.py::test_node_on_files_of_an_older_server_is_a_master_with_that_schema",
+        "scenarios/test_files.py::test_node_follows_a_real_server_through_a_schema_upgrade",
         "interop/test_join_and_follow.py::test_node_starts_from_files_of_a_real_replica_and_the_replica_from_those_of_the_node",
     ),
     # Interleaved transactions.
@@ -412,13 +406,13 @@ KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
     # Unconfirmed rows are read on replicas, and after a restart.
     "Tarantool #5229": (
         "scenarios/test_known_killers.py::test_unconfirmed_rows_are_read_by_no_member_even_after_a_restart",
-        "simulation/test_linearizable.py::test_what_is_not_confirmed_is_waited_for_and_not_read",
+        "simulation/test_linearizable.py::test_read_waits_for_pending_transactions",
     ),
     # Values lost from a set in partitions.
     "Tarantool #5441": ("scenarios/test_known_killers.py::test_no_value_of_a_set_is_lost_in_partitions",),
     # The queue passes to the next writer without a decision.
     "Tarantool #6034": (
-        "scenarios/test_synchronous.py::test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_given_back",
+        "scenarios/test_synchronous.py::test_queue_is_claimed_by_a_promotion_transferred_by_the_next_and_released",
     ),
     # Wrong totals of a bank.
     "Tarantool #6099": ("scenarios/test_known_killers.py::test_total_is_constant_in_partitions",),
@@ -428,9 +422,7 @@ KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_synchronous.py::test_changed_quorum_applies_to_pending_transactions",
     ),
     # A promotion never ends, because the winner is unreachable.
-    "Tarantool #10836": (
-        "scenarios/test_known_killers.py::test_a_promotion_ends_though_the_winner_is_known_to_others_only",
-    ),
+    "Tarantool #10836": ("scenarios/test_known_killers.py::test_promotion_ends_even_if_only_others_know_the_winner",),
     # A joining replica misses rows.
     "Tarantool #11028": ("scenarios/test_known_killers.py::test_replica_that_joins_during_snapshots_misses_no_row",),
     # Nine bugs of the queue: order, cascades, snapshots, joins.
@@ -456,12 +448,12 @@ KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
     # A promotion waits for rows that another member has already decided.
     "Tarantool #12076": (
         ("scenarios/test_known_killers.py::test_pending_promotion_ends_when_another_member_clears_the_queue"),
-        "scenarios/test_promotion.py::test_somebody_else_is_promoted_while_the_queue_is_waited_for",
+        "scenarios/test_promotion.py::test_promotion_fails_when_the_queue_changes_its_owner_meanwhile",
     ),
     # A master that lost its newest logs never receives its own rows again.
     "Tarantool #12264": (
-        "scenarios/test_orphan.py::test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back",
-        "interop/test_orphan.py::test_a_member_that_lost_its_newest_log_gets_its_own_rows_back",
+        "scenarios/test_orphan.py::test_member_that_lost_the_end_of_its_log_recovers_its_own_rows",
+        "interop/test_orphan.py::test_member_that_lost_its_newest_log_recovers_its_own_rows",
     ),
     # A rollback by timeout and a confirmation of the same rows merge silently.
     "Tarantool #13085": (
@@ -491,7 +483,7 @@ KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
     # Terms restart at zero when all members restart.
     "PySyncObj #202": (
         "scenarios/test_known_killers_journal.py::test_slow_restart_overwrites_nothing",
-        "simulation/test_elections.py::test_all_restart_at_once_and_elect_a_leader_in_a_new_term",
+        "simulation/test_elections.py::test_restart_of_all_members_elects_a_leader_in_a_new_term",
     ),
 }
 """Ticket of a bug in another system: the tests that cover it, below `tests/`."""

@@ -1,4 +1,4 @@
-"""A proxy between two members of a simulated replica set: it sees every packet and may change, delay or drop it.
+"""A proxy between two members of a simulated replica set, which may change, delay or drop each packet.
 
 async with Middleman(sim, "a") as middle:
     middle.on_answer = lambda packet: None if … else packet
@@ -34,7 +34,7 @@ def unchanged(said: bytes) -> bytes | None:
 
 
 class Middleman:
-    """Relays connections to `uri` to the node `name`, and back; packets are without their length."""
+    """Relays connections to `uri` to the node `name`, and back; callbacks get packets without their length."""
 
     def __init__(self, sim: Simulation, name: str, *, user: str = f"{USER}:{PASSWORD}") -> None:
         self.on_greeting: Change = unchanged

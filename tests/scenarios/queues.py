@@ -28,7 +28,7 @@ PATIENCE = 1000.0
 
 
 async def start_members(sim: Simulation, names: Sequence[str] = "ab", *, owner: str = "a", **options: Any) -> None:
-    """All follow each other; the first has id 1, and so on.
+    """Start members that follow each other, with ids from 1 on.
 
     With `owner`, which needs 2.11, that member claims the queue.
     """
@@ -60,7 +60,7 @@ def queue(sim: Simulation, name: str) -> dict[str, Any]:
 
 
 async def owned_by(sim: Simulation, owner: str, names: Sequence[str] = "ab") -> int:
-    """Wait until all of these know the owner of the queue; return its term."""
+    """Wait until all `names` know the owner of the queue; return its term."""
     number = number_of(sim, owner) if owner else 0
     await sim.until(lambda: all(queue(sim, name)["owner"] == number for name in names))
     (term,) = {queue(sim, name)["term"] for name in names}
@@ -86,7 +86,7 @@ class Pending:
         self._task = asyncio.ensure_future(insert(sim, name, *keys, space=space))
 
     async def seen_by(self, *names: str) -> Pending:
-        """Wait until it is in the data of all of these, decided or not."""
+        """Wait until the transaction is in the data of all `names`, decided or not."""
 
         def is_seen() -> bool:
             return all(key in held(self._sim, name, self._space) for key in self._keys for name in names)
@@ -99,7 +99,7 @@ class Pending:
         return not self._task.done()
 
     async def code(self) -> int:
-        """Return the answer to its client: 0, or the error code."""
+        """Return the answer to the client: 0, or the error code."""
         try:
             async with asyncio.timeout(60):
                 await self._task
@@ -131,7 +131,7 @@ _TRANSFERS = (RequestType.RAFT_PROMOTE, RequestType.RAFT_DEMOTE)
 
 
 def last_lsn(sim: Simulation, name: str) -> int:
-    """Of its own rows."""
+    """Return the LSN of the last row that the member originated."""
     return vclock(sim, name).get(number_of(sim, name), 0)
 
 

@@ -21,7 +21,7 @@ def uris(sim: Simulation, *names: str) -> list[str]:
 
 
 async def make_space(sim: Simulation, name: str, space: str = SPACE, **options: Any) -> None:
-    """Tuples of a number and any value."""
+    """Create a space of tuples with a number and any value."""
 
     async def make() -> None:
         made = await sim.node(name).create_space(space, **options)
@@ -50,7 +50,7 @@ def held(sim: Simulation, name: str, space: str = SPACE) -> dict[int, str]:
 
 
 def ids(sim: Simulation, name: str) -> dict[str, int]:
-    """The members that a node knows, id by UUID."""
+    """Return the members that a node knows: ids by UUID."""
     return {member["uuid"]: number for number, member in sim.node(name).info()["replication"].items()}
 
 
@@ -82,7 +82,7 @@ def log_of(sim: Simulation, name: str) -> str:
 
 
 def move_in(sim: Simulation, name: str, directory: Path) -> None:
-    """A machine whose disk holds the files of a real server; its node is to be started."""
+    """Create a machine whose disk has the files of a real server; the caller starts its node."""
     machine = sim._machines[name] = Machine(sim, name)
     machine.storage.directories[f"/{name}"] = None
     for path in sorted(directory.iterdir()):

@@ -22,7 +22,7 @@ ANONYMOUS: dict[str, Any] = {"replication_anon": True, "read_only": True}
 
 @DIALECTS
 @simulated()
-async def test_an_anonymous_replica_counts_its_own_rows_in_component_zero_and_becomes_a_member(
+async def test_anonymous_replica_counts_its_own_rows_in_component_zero_and_becomes_a_member(
     sim: Simulation, dialect: str
 ) -> None:
     """D1: before and after the registration, with the reports of both sides."""

@@ -31,7 +31,7 @@ DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 
 @pytest.mark.parametrize("mode", ["candidate", "manual"])
 @simulated(seeds=range(3))
-async def test_a_voter_is_not_chosen_though_its_uuid_is_smaller(sim: Simulation, mode: str) -> None:
+async def test_voter_does_not_bootstrap_despite_its_smaller_uuid(sim: Simulation, mode: str) -> None:
     """A7: a member that can be elected bootstraps before others, whenever it starts; it then leads, and
     becomes writable.
     """
@@ -51,7 +51,7 @@ async def test_a_voter_is_not_chosen_though_its_uuid_is_smaller(sim: Simulation,
 
 
 @simulated()
-async def test_only_the_configured_leader_is_waited_for(sim: Simulation) -> None:
+async def test_members_wait_only_for_the_configured_leader(sim: Simulation) -> None:
     """A10: `c` never starts, and no member waits for it."""
     await sim.start("a")
     for leader in (sim.machine("a").uuid, "a:3301"):
@@ -64,7 +64,7 @@ async def test_only_the_configured_leader_is_waited_for(sim: Simulation) -> None
             bootstrap_leader=leader,
             replication_connect_timeout=30,
         )
-        assert sim.now - before < 15, "it waited for the others"
+        assert sim.now - before < 15, "the member waited for the others"
         assert ids(sim, name)[sim.machine("a").uuid] == 1
 
 
@@ -78,14 +78,14 @@ async def test_configured_bootstrap_leader_starts_alone(sim: Simulation) -> None
     }
     before = sim.now
     await sim.start("a", instance_uuid=LARGE, **options)
-    assert sim.now - before < 15, "it waited for the others"
+    assert sim.now - before < 15, "the member waited for the others"
     await sim.start("b", instance_uuid=SMALL, **options)
     assert ids(sim, "b") == {LARGE: 1, SMALL: 2}
 
 
 @simulated()
-async def test_an_unknown_leader_ends_the_start(sim: Simulation) -> None:
-    """A10: by URI and by UUID."""
+async def test_unknown_leader_is_a_startup_error(sim: Simulation) -> None:
+    """A10: the leader is given by URI or by UUID."""
     await sim.start("a")
     for leader in ("elsewhere:3301", MIDDLE):
         with pytest.raises(errors.Cfg, match=f"failed to connect to the bootstrap leader {leader}"):
@@ -136,7 +136,7 @@ async def test_peer_without_a_uuid_is_retried_until_it_has_one(sim: Simulation, 
 
 @simulated()
 async def test_running_replica_reports_a_peer_without_a_uuid(sim: Simulation) -> None:
-    """A12: and it recovers by itself."""
+    """A12: the replica recovers by itself."""
     await sim.start("a")
     async with Middleman(sim, "a") as middle:
         await sim.start("b", replication=[middle.uri])
@@ -160,7 +160,7 @@ async def test_running_replica_reports_a_peer_without_a_uuid(sim: Simulation) ->
 @pytest.mark.parametrize("timeout", [0.5, 2.0])
 @simulated()
 async def test_silent_peer_is_dropped_after_four_timeouts_and_retried(sim: Simulation, timeout: float) -> None:
-    """A13: it accepts connections and does not greet."""
+    """A13: the peer accepts connections and does not greet."""
     await sim.start("a")
     async with Middleman(sim, "a") as middle:
         await sim.start("b", replication=[middle.uri], replication_timeout=timeout)
@@ -178,8 +178,8 @@ async def test_silent_peer_is_dropped_after_four_timeouts_and_retried(sim: Simul
 
 
 @simulated()
-async def test_a_master_that_refuses_to_identify_itself_is_joined_and_followed(sim: Simulation) -> None:
-    """A14: type 73 is answered with an error, and everything else continues."""
+async def test_master_that_rejects_the_id_request_is_joined_and_followed(sim: Simulation) -> None:
+    """A14: request type 73 is answered with an error, and all others work."""
     await sim.start("a")
     await make_space(sim, "a")
     refused: list[int] = []
@@ -203,7 +203,7 @@ async def test_a_master_that_refuses_to_identify_itself_is_joined_and_followed(s
 
 
 @fits(">=2.11")
-def test_real_candidate_leads_and_becomes_writable_beside_a_node(cluster: Cluster) -> None:
+def test_real_candidate_leads_and_becomes_writable_next_to_a_node(cluster: Cluster) -> None:
     """A7: the node, with elections off, has the smaller UUID and still joins."""
     candidate = cluster.real("candidate", start=False, instance_uuid=LARGE, election_mode="candidate")
     voter = cluster.real("voter", start=False, instance_uuid=MIDDLE, election_mode="voter")

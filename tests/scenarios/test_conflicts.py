@@ -28,7 +28,7 @@ async def conflict(sim: Simulation, dialect: str, *keys: int) -> int:
 
 @DIALECTS
 @simulated()
-async def test_a_taken_key_stops_a_replica_for_good(sim: Simulation, dialect: str) -> None:
+async def test_duplicate_key_stops_a_replica_permanently(sim: Simulation, dialect: str) -> None:
     """F1: its vclock does not change, a restart does not help, no further rows of the master are applied, and
     the reason is shown.
     """
@@ -41,13 +41,15 @@ async def test_a_taken_key_stops_a_replica_for_good(sim: Simulation, dialect: st
         await sim.restart("b", replication_sync_timeout=1)
         await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
     stopped = [line for line in sim.trace.lines if "is stopped" in line and FOUND in line]
-    assert len(stopped) == 3, "once for each time that it tried"
+    assert len(stopped) == 3, "once per attempt"
 
 
 @DIALECTS
 @simulated()
-async def test_a_conflict_that_is_skipped_is_a_nop_in_the_log(sim: Simulation, dialect: str) -> None:
-    """F1: under the master's LSN, so that the vclock advances; the replica's own row is kept, also after a restart."""
+async def test_skipped_conflict_is_a_nop_in_the_log(sim: Simulation, dialect: str) -> None:
+    """F1: the NOP has the master's LSN, so that the vclock advances; the replica's own row is kept, also after a
+    restart.
+    """
     before = await conflict(sim, dialect, 1)
     await insert(sim, "a", 2)
     await reconfigure(sim, "b", replication_skip_conflict=True)
@@ -63,8 +65,10 @@ async def test_a_conflict_that_is_skipped_is_a_nop_in_the_log(sim: Simulation, d
 
 @DIALECTS
 @simulated()
-async def test_of_a_transaction_only_the_conflicting_rows_are_skipped(sim: Simulation, dialect: str) -> None:
-    """F2: the others are applied, in one transaction with the same LSNs; followers of the replica receive the same."""
+async def test_only_the_conflicting_rows_of_a_transaction_are_skipped(sim: Simulation, dialect: str) -> None:
+    """F2: the other rows are applied, in one transaction with the same LSNs; followers of the replica receive the same
+    rows.
+    """
     before = await conflict(sim, dialect, 5, 1, 6)
     await sim.start("c", replication=uris(sim, "a", "b", "c"), replication_anon=True, read_only=True)
     assert held(sim, "b") == {1: "b"}

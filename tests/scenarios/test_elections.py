@@ -35,7 +35,7 @@ QUORUM_TIMEOUT, ROLLED_BACK = 216, 217
 
 
 async def led(sim: Simulation, **options: Any) -> tuple[str, list[str]]:
-    """Three candidates with the two spaces; return the leader, and the others."""
+    """Start three candidates with the two spaces; return the leader, and the others."""
     options = {"replication_synchro_timeout": PATIENCE} | options
     await start_set(sim, election_mode="candidate", **options)
     leader = await elect(sim)
@@ -50,7 +50,7 @@ async def led(sim: Simulation, **options: Any) -> tuple[str, list[str]]:
 
 
 @simulated()
-async def test_one_node_in_each_mode(sim: Simulation) -> None:
+async def test_single_node_in_each_election_mode(sim: Simulation) -> None:
     """I1: writable with elections off, read-only as a voter, elects itself as a candidate; term and vote
     survive restarts.
     """
@@ -87,7 +87,9 @@ async def test_one_node_in_each_mode(sim: Simulation) -> None:
 
 @simulated(seeds=range(2))
 async def test_dead_leader_is_replaced_and_follows_when_it_returns(sim: Simulation) -> None:
-    """I1: in a newer term, with all its committed rows; the returning member still has its term and vote."""
+    """I1: the successor leads in a newer term with all committed rows; the returning member still has its term and
+    vote.
+    """
     first, others = await led(sim)
     await insert(sim, first, 1, space=SYNC)
     before = election(sim, first)
@@ -126,7 +128,7 @@ async def is_elected(sim: Simulation, names: list[str]) -> bool:
 
 @simulated(seeds=range(3))
 async def test_next_leader_commits_transactions_replicated_by_the_dead_one(sim: Simulation) -> None:
-    """I2: by its PROMOTE, which confirms them; no CONFIRM is written."""
+    """I2: the PROMOTE of the next leader confirms them; no CONFIRM is written."""
     first, others = await led(sim)
     await reconfigure(sim, first, replication_synchro_quorum=NEVER)
     pending = await Pending(sim, first, 1).seen_by(*others)
@@ -163,7 +165,7 @@ async def test_candidate_without_rows_of_a_quorum_is_not_elected(sim: Simulation
     sim.heal()
     await sim.until(lambda: follows(sim, informed, ignorant) and follows(sim, ignorant, informed))
     await pending.seen_by(ignorant)
-    assert await elect(sim, others) == ignorant, "as soon as it has it, too"
+    assert await elect(sim, others) == ignorant, "as soon as this member has the transaction, too"
     assert held(sim, ignorant, SYNC) == {1: first}
     await sim.until(lambda: not queue(sim, informed)["len"])
     assert held(sim, informed, SYNC) == {1: first}
@@ -174,7 +176,7 @@ async def test_candidate_without_rows_of_a_quorum_is_not_elected(sim: Simulation
 
 @pytest.mark.parametrize("mode", ["soft", "strict"])
 @simulated(seeds=range(2))
-async def test_a_leader_cut_off_resigns_and_its_queue_is_decided_by_the_next(sim: Simulation, mode: str) -> None:
+async def test_isolated_leader_resigns_and_the_next_one_decides_its_queue(sim: Simulation, mode: str) -> None:
     """I5: pending transactions are frozen, even past their timeout; clients are answered when the next leader
     has decided.
     """
@@ -203,7 +205,7 @@ async def test_a_leader_cut_off_resigns_and_its_queue_is_decided_by_the_next(sim
 
 @simulated(seeds=range(2))
 async def test_leader_that_regains_its_quorum_before_an_election_continues(sim: Simulation) -> None:
-    """I5: it is elected again, and confirms its pending transactions."""
+    """I5: the leader is elected again, and confirms its pending transactions."""
     first, others = await led(sim)
     for name in others:
         await reconfigure(sim, name, election_mode="voter")
@@ -222,7 +224,9 @@ async def test_leader_that_regains_its_quorum_before_an_election_continues(sim: 
 
 @simulated(seeds=range(2))
 async def test_unfenced_leader_continues_and_contradictions_are_found(sim: Simulation) -> None:
-    """I5: with fencing off, it can write asynchronously; when another member leads, that is a split brain."""
+    """I5: with fencing off, an isolated leader can write asynchronously; when another member leads, that is a split
+    brain.
+    """
     first, others = await led(sim, election_fencing_mode="off")
     sim.isolate(first)
     waiting = await Pending(sim, first, 1).seen_by(first)
@@ -242,7 +246,7 @@ async def test_unfenced_leader_continues_and_contradictions_are_found(sim: Simul
 
 @simulated()
 async def test_missed_term_is_sent_with_the_subscription(sim: Simulation) -> None:
-    """I6: with elections off, although there is no other row to send."""
+    """I6: elections are off, and there is no other row to send."""
     await start_members(sim, owner="")
     heard: list[RaftState] = []
 
@@ -274,7 +278,9 @@ async def test_missed_term_is_sent_with_the_subscription(sim: Simulation) -> Non
 
 @simulated(seeds=range(2))
 async def test_rolled_back_rows_of_an_old_leader_do_not_return(sim: Simulation) -> None:
-    """I8: neither when it returns nor when it leads again, fairly elected; members that had them have lost them."""
+    """I8: neither when the old leader returns nor when it is elected again; members that had the rows have dropped
+    them.
+    """
     first, others = await led(sim, election_fencing_mode="off")
     await insert(sim, first, 1, space=SYNC)
     await converge(sim)
@@ -286,7 +292,7 @@ async def test_rolled_back_rows_of_an_old_leader_do_not_return(sim: Simulation) 
     sim.kill(first)
     with pytest.raises(Crashed):
         await pending.code()
-    # No member that knows it votes: the other voters are made up.
+    # Members that know the row do not vote: a quorum of 1 replaces other voters.
     await sim.restart(second, replication_synchro_quorum=1, replication_connect_timeout=1)
     assert await elect(sim, [second]) == second
     await sim.restart(witness, election_mode="voter")
@@ -310,7 +316,7 @@ async def test_rolled_back_rows_of_an_old_leader_do_not_return(sim: Simulation) 
 
 
 @simulated(seeds=range(2))
-async def test_a_leader_that_hangs_with_open_connections_is_replaced(sim: Simulation) -> None:
+async def test_hanging_leader_with_open_connections_is_replaced(sim: Simulation) -> None:
     """I9: connections stay open, and no bytes arrive; the others notice by their timeouts."""
     first, others = await led(sim)
     await insert(sim, first, 1, space=SYNC)
@@ -326,14 +332,14 @@ async def test_a_leader_that_hangs_with_open_connections_is_replaced(sim: Simula
 
 @simulated(seeds=range(2))
 async def test_leader_with_a_failing_log_is_replaced(sim: Simulation) -> None:
-    """I9: it sends heartbeats all the time, so no other member would replace it; rejected rows are nowhere."""
+    """I9: the leader still sends heartbeats, so no other member would replace it; no member has rejected rows."""
     first, others = await led(sim)
     sim.storage(first).broken.add("append")
     with pytest.raises(FlowstoneError):
         await insert(sim, first, 1, space=SYNC)
     second = await elect(sim, others)
     sim.storage(first).broken.clear()
-    await reconfigure(sim, first, replication=uris(sim, *NAMES))  # it may have stopped following
+    await reconfigure(sim, first, replication=uris(sim, *NAMES))  # its applier may have stopped
     await insert(sim, second, 2, space=SYNC)
     assert await elect(sim) == second
     await sim.until(lambda: held(sim, first, SYNC) == held(sim, second, SYNC) == {2: second})

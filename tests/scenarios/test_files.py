@@ -46,7 +46,7 @@ async def running(directory: Path, **options: Any) -> AsyncIterator[Node]:
 
 
 async def make(directory: Path, dialect: str = "2.11", keys: Sequence[int] = ()) -> int:
-    """Data with a space of three files; return the id of the space."""
+    """Create data with a space in three files; return the id of the space."""
     async with running(directory, dialect=dialect, instance_uuid=INSTANCE, checkpoint_count=10) as node:
         space = await node.create_space(SPACE)
         await space.create_index("pk")
@@ -115,7 +115,7 @@ async def test_files_state_their_instance_start_and_predecessor(tmp_path: Path, 
     assert len(logs) == 3
     assert (_vclock(logs[0][4]), _vclock(logs[2][4])) == ({}, end)
     for before, log in pairwise(logs):
-        assert _vclock(log[5]) == _vclock(before[4]), "PrevVClock is where the log before begins"
+        assert _vclock(log[5]) == _vclock(before[4]), "PrevVClock is the start of the previous log"
 
 
 def _vclock(line: str) -> dict[int, int]:
@@ -128,8 +128,8 @@ def _vclock(line: str) -> dict[int, int]:
 
 
 @DIALECTS
-async def test_a_missing_log_is_a_gap_that_is_named_at_the_start(tmp_path: Path, dialect: str) -> None:
-    """L3."""
+async def test_missing_log_is_reported_as_a_gap_at_startup(tmp_path: Path, dialect: str) -> None:
+    """L3: recovery fails with the bounds of the gap."""
     await make(tmp_path, dialect, keys=(1, 2, 3))
     snapshots, logs = (files(tmp_path, suffix) for suffix in ("snap", "xlog"))
     for path in snapshots[1:]:
@@ -143,7 +143,7 @@ async def test_a_missing_log_is_a_gap_that_is_named_at_the_start(tmp_path: Path,
 
 
 @DIALECTS
-async def test_lsns_that_are_missing_inside_a_log_are_passed_over(tmp_path: Path, dialect: str) -> None:
+async def test_missing_lsns_inside_a_log_are_skipped(tmp_path: Path, dialect: str) -> None:
     """L3: the vclock follows the rows, and our next row comes after them."""
     number = await make(tmp_path, dialect)
     async with running(tmp_path) as node:
@@ -166,7 +166,9 @@ async def test_lsns_that_are_missing_inside_a_log_are_passed_over(tmp_path: Path
 
 
 @DIALECTS
-async def test_logs_without_rows_or_without_an_end_and_leftovers_are_no_obstacle(tmp_path: Path, dialect: str) -> None:
+async def test_empty_logs_unfinished_logs_and_leftover_files_do_not_prevent_a_start(
+    tmp_path: Path, dialect: str
+) -> None:
     """L4: unfinished files are removed or continued, and LSNs continue."""
     await make(tmp_path, dialect, keys=(1,))
     async with running(tmp_path) as node:
@@ -189,7 +191,7 @@ async def test_logs_without_rows_or_without_an_end_and_leftovers_are_no_obstacle
 @DIALECTS
 @pytest.mark.parametrize("what", ["no rows", "no bytes"])
 async def test_empty_last_log_is_continued(tmp_path: Path, dialect: str, what: str) -> None:
-    """L4: with a header and nothing after it, and even without a header, as after a full disk."""
+    """L4: the log has only a header, or not even that, as after a full disk."""
     await make(tmp_path, dialect, keys=(1,))
     async with running(tmp_path) as node:
         lsn = node.info()["lsn"]
@@ -211,7 +213,7 @@ async def test_empty_last_log_is_continued(tmp_path: Path, dialect: str, what: s
 
 @pytest.mark.parametrize("recorded", ["tarantool-2.6/01-join-subscribe/files/master", "tarantool-2.6/04-mesh/files/a"])
 @simulated()
-async def test_a_node_on_the_files_of_an_older_server_is_a_master_of_that_age(sim: Simulation, recorded: str) -> None:
+async def test_node_on_files_of_an_older_server_is_a_master_with_that_schema(sim: Simulation, recorded: str) -> None:
     """L6: the schema is unchanged; a joining replica gets it unchanged, and both continue after a restart."""
     move_in(sim, "a", VECTORS / recorded)
     node = await sim.start("a")
@@ -227,7 +229,7 @@ async def test_a_node_on_the_files_of_an_older_server_is_a_master_of_that_age(si
 
 
 @fits(">=2.11")
-def test_a_node_follows_a_real_server_over_the_upgrade_of_its_schema(cluster: Cluster) -> None:
+def test_node_follows_a_real_server_through_a_schema_upgrade(cluster: Cluster) -> None:
     """L6: files of an older series; the node joins before `box.schema.upgrade()` and continues after it."""
     older = (
         "tarantool-2.6/04-mesh/files/a" if cluster.binary.version < (3,) else "tarantool-2.11/07-errors/files/master"
@@ -258,7 +260,7 @@ def test_a_node_follows_a_real_server_over_the_upgrade_of_its_schema(cluster: Cl
 
 
 def mixed(number: int, *, is_whole: bool) -> list[Row]:
-    """Two interleaved transactions; the second is finished, or not."""
+    """Return two interleaved transactions; the second one is finished, or not."""
     last = Flag.COMMIT if is_whole else Flag(0)
     rows = []
     for turn in range(3):
@@ -272,7 +274,7 @@ def mixed(number: int, *, is_whole: bool) -> list[Row]:
 async def test_interleaved_transactions_are_rejected_and_recovered_with_force(
     tmp_path: Path, is_whole: bool, writer: int
 ) -> None:
-    """L7: as written by 2.1.2 to 2.2.0; the one that ends last is visible, an unfinished one is not."""
+    """L7: releases 2.1.2 to 2.2.0 wrote such logs; the one that ends last is visible, an unfinished one is not."""
     number = await make(tmp_path)
     async with running(tmp_path) as node:
         vclock = node.info()["vclock"]

@@ -76,7 +76,7 @@ def hold_large_tuples(middle: Middleman) -> None:
 
 
 async def change_cluster(sim: Simulation, name: str, *steps: tuple[Any, ...]) -> None:
-    """Rows come, ids alone go."""
+    """Change `_cluster`: insert complete rows, and delete rows given only by their id."""
     client = await sim.client(name)
     for step in steps:
         if len(step) == 1:
@@ -107,7 +107,7 @@ def write_until_ready(master: Member, joining: Member, answered: list[int]) -> N
         number = (answered[-1] if answered else 0) + 1
         try:
             master.call("interop.transaction", ledger.transaction(number))
-        except (WalIo, SyncQuorumTimeout):  # 2.6.0 sometimes drops one for the join that waits for it
+        except (WalIo, SyncQuorumTimeout):  # 2.6.0 sometimes drops a verdict for which a join waits
             return joining.check_ready()
         answered.append(number)
         return joining.check_ready()
@@ -139,9 +139,7 @@ def test_verdicts_on_synchronous_rows_may_arrive_during_a_join(cluster: Cluster)
 
 @DIALECTS
 @simulated(seeds=range(2))
-async def test_a_replica_joins_the_owner_of_the_queue_while_that_writes_synchronously(
-    sim: Simulation, dialect: str
-) -> None:
+async def test_replica_joins_the_owner_of_the_queue_during_synchronous_writes(sim: Simulation, dialect: str) -> None:
     """B3: verdicts are between the rows of the final stage, and before the row that registers the replica."""
     await own_queue(sim, dialect, replication_synchro_quorum=1)
     writing = True
@@ -203,7 +201,7 @@ async def test_replica_removed_during_its_join_becomes_a_member(sim: Simulation,
         hold_large_tuples(middle)
         joining = asyncio.ensure_future(sim.start("b", replication=[middle.uri], instance_uuid=OTHER))
         await sim.until(lambda: not middle.is_open.is_set())
-        assert list(ids(sim, "a").values()) == [1], "it is registered already: the snapshot is too small"
+        assert list(ids(sim, "a").values()) == [1], "the replica is registered already: the snapshot is too small"
         await change_cluster(sim, "a", (2, OTHER), (2,), (2, OTHER), (2,))
         middle.is_open.set()
         await joining
@@ -303,8 +301,8 @@ async def test_joining_candidate_does_not_disturb_a_leading_node(sim: Simulation
 
 
 @simulated()
-async def test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_brain(sim: Simulation) -> None:
-    """B5: the terms of its master were transferred."""
+async def test_node_that_joined_a_node_is_promoted_without_a_split_brain(sim: Simulation) -> None:
+    """B5: the join transfers the terms of the master."""
     await start_members(sim)
     for _ in range(3):
         await demote(sim, "a")
@@ -323,8 +321,8 @@ async def test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_bra
 
 @pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed", "given back"])
 @simulated()
-async def test_queue_of_an_anonymous_replica_is_that_of_its_master(sim: Simulation, is_claimed: bool) -> None:
-    """D6: with all terms, so that rows of former owners are distinguished from those of the present one."""
+async def test_anonymous_replica_has_the_queue_of_its_master(sim: Simulation, is_claimed: bool) -> None:
+    """D6: with all terms, so that rows of former owners are distinguished from those of the current one."""
     await start_members(sim)
     for name in "ba":
         await promote(sim, name)
@@ -359,8 +357,8 @@ def test_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it(clus
 
 
 @fits(">=2.11")
-def test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_brain(cluster: Cluster) -> None:
-    """B5: it knows the term from the node, which got it from the real master."""
+def test_real_replica_that_joined_a_node_is_promoted_without_a_split_brain(cluster: Cluster) -> None:
+    """B5: the replica got the term from the node, which got it from the real master."""
     master = cluster.real("master", replication_synchro_quorum=1, instance_uuid=OTHER)
     for _ in range(3):
         master.eval("box.ctl.promote() box.ctl.demote()")
@@ -385,7 +383,7 @@ def test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_b
 
 
 def cut_after(rows_max: int) -> Any:
-    """In the middle of the rows of a snapshot."""
+    """Break the connection in the middle of the rows of a snapshot."""
     count = 0
 
     def change(packet: bytes) -> bytes:

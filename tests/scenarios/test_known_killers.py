@@ -1,4 +1,4 @@
-"""Tarantool #5229, #5441, #6099, #10087, #11028, #12018, #12076 and #13085: bugs of its replication, tried on nodes.
+"""Tarantool #5229, #5441, #6099, #10087, #11028, #12018, #12076 and #13085: bugs of its replication, tested on nodes.
 
 Each docstring states the bug. #11180 has a file of its own; others are covered by earlier scenarios, see the list of
 this package.
@@ -36,7 +36,7 @@ QUORUM_TIMEOUT = 216
 
 
 async def led(sim: Simulation, names: tuple[str, ...], **options: Any) -> str:
-    """Candidates with a synchronous space; return the leader."""
+    """Start candidates with a synchronous space; return the leader."""
     await start_set(sim, names, election_mode="candidate", replication_timeout=0.5, **options)
     leader = await elect(sim, names)
     await sim.until(lambda: all_follow_all(sim, names))
@@ -95,7 +95,7 @@ async def test_no_value_of_a_set_is_lost_in_partitions(sim: Simulation) -> None:
 
     adding = asyncio.gather(*map(add, range(3)))
     await part_and_heal(sim, FIVE, 4)
-    assert not adding.done(), "an answer that nobody expects ends it"
+    assert not adding.done(), "the run ends at the first unexpected answer"
     adding.cancel()
     await asyncio.gather(adding, return_exceptions=True)
     await elect(sim, FIVE)
@@ -152,7 +152,7 @@ async def test_total_is_constant_in_partitions(sim: Simulation) -> None:
     seen: list[int] = []
     working = asyncio.gather(*(keep(move, moved) for _ in range(2)), *(keep(look, seen) for _ in range(2)))
     await part_and_heal(sim, NAMES, 4)
-    assert not working.done(), "a wrong total ends it"
+    assert not working.done(), "the run ends at the first wrong total"
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
     await elect(sim)
@@ -173,7 +173,7 @@ async def test_unconfirmed_rows_are_read_by_no_member_even_after_a_restart(sim: 
     pending = await Pending(sim, "a", 2).seen_by("b", "c")
 
     async def keys(name: str) -> list[int]:
-        with suppress(errors.System):  # a linearizable one waits for the verdict until its timeout
+        with suppress(errors.System):  # a linearizable transaction waits for the verdict until its timeout
             return [row[0] for row in await read(sim, name, isolation, timeout=2)]
         return [1]
 
@@ -259,7 +259,7 @@ async def test_waiting_leader_claims_the_queue_after_the_quorum_is_lowered(sim: 
 
 
 @simulated(seeds=range(2))
-async def test_a_promotion_ends_though_the_winner_is_known_to_others_only(sim: Simulation) -> None:
+async def test_promotion_ends_even_if_only_others_know_the_winner(sim: Simulation) -> None:
     """Tarantool #10836: a candidate that could not reach the winner waited for a result for ever."""
     await start_members(sim, "abc", owner="", election_timeout=2, replication_timeout=0.5)
     for name in "abc":
@@ -388,7 +388,7 @@ async def test_rollback_that_contradicts_the_next_leader_is_found(sim: Simulatio
 
 
 def message(sim: Simulation, name: str, peer: str) -> str:
-    """Return the reason why one does not follow the other."""
+    """Return the reason why a member does not follow another."""
     uuid = sim.machine(peer).uuid
     members = sim.node(name).info()["replication"].values()
     return str(next(member for member in members if member["uuid"] == uuid).get("upstream", {}).get("message", ""))

@@ -22,7 +22,7 @@ from tests.simulation.test_elections import elect, election, leaders
 
 
 async def lead(sim: Simulation, **options: Any) -> str:
-    """Three candidates with a synchronous space; return the leader."""
+    """Start three candidates with a synchronous space; return the leader."""
     await start_set(sim, election_mode="candidate", wal_mode="fsync", **options)
     leader = await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -58,7 +58,7 @@ class Ballots:
                 instance = self._sim.node(name)._instance
                 raft = instance.elections.raft
                 for voter, vote in raft._votes._votes.items():
-                    if voter != instance.id:  # it may withdraw state that it has not shown yet
+                    if voter != instance.id:  # a member may withdraw state that it has not sent yet
                         self.seen.setdefault((raft.volatile_term, voter), set()).add(vote)
 
 

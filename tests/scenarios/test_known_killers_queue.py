@@ -42,7 +42,7 @@ def counted(sim: Simulation, name: str) -> int:
 
 
 async def start_counting(sim: Simulation, names: str = "a", **options: Any) -> None:
-    """Members that sync every write; "a" owns the queue and counts from 0."""
+    """Start members that sync every write; "a" owns the queue, and the counter is 0."""
     await start_members(sim, names, wal_mode="fsync", replication_synchro_quorum=1, **options)
 
     async def begin() -> None:
@@ -53,7 +53,7 @@ async def start_counting(sim: Simulation, names: str = "a", **options: Any) -> N
 
 
 def outcomes(results: list[BaseException | None]) -> list[bool]:
-    """Return whether each of them was committed; a failure must have a reason."""
+    """Return, for each write, whether it was committed; a failure must have a reason."""
     assert all(result is None or isinstance(result, FlowstoneError) for result in results)
     return [result is None for result in results]
 
@@ -81,7 +81,7 @@ async def test_writers_that_wait_for_a_full_queue_keep_the_order_of_the_others(s
 
     done = outcomes(await asyncio.gather(*map(write, range(60)), return_exceptions=True))
     acknowledged = {key for key in range(60) if done[key]}
-    assert 0 < len(acknowledged) < 60, "some were refused, and not all"
+    assert 0 < len(acknowledged) < 60, "some writes were rejected, but not all"
     assert committed == [key for key in begun if key in acknowledged]
     await converge(sim, "ab")
     assert sorted(held(sim, "b", SYNC)) == sorted(acknowledged)
@@ -267,7 +267,7 @@ async def test_known_verdict_is_no_contradiction_for_a_joining_replica(sim: Simu
     await reconfigure(sim, "a", replication_synchro_quorum=1)
     assert await pending.code() == 0
     await joining
-    assert told(sim, "a", 1, before)[0] == "+1 confirm 1+0", "it stands behind what was joined with"
+    assert told(sim, "a", 1, before)[0] == "+1 confirm 1+0", "the CONFIRM is after the position of the join"
     await insert(sim, "a", 2, space=SYNC)
     await converge(sim, "ab")
     assert upstream(sim, "b", "a")["status"] == "follow"

@@ -29,7 +29,7 @@ LISTED = SCENARIOS | KNOWN_KILLERS
 
 @lru_cache
 def docstrings_of(path: Path) -> dict[str, str]:
-    """Docstrings of the tests of a file, by name."""
+    """Return the docstrings of the tests of a file, by name."""
     nodes = ast.walk(ast.parse(path.read_text()))
     functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return {node.name: ast.get_docstring(node) or "" for node in functions if node.name.startswith("test_")}

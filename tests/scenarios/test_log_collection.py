@@ -78,9 +78,11 @@ def _write_and_checkpoint(master: Member, first: int) -> None:
 
 
 @simulated(seeds=range(2))
-async def test_a_restarted_node_of_dialect_2_11_keeps_its_logs_for_members_that_are_not_back(sim: Simulation) -> None:
-    """G5: it does not persist consumers; after a start it deletes nothing until all members have returned, or
-    for hours.
+async def test_restarted_node_of_dialect_2_11_keeps_its_logs_for_members_that_have_not_returned(
+    sim: Simulation,
+) -> None:
+    """G5: the node does not persist consumers; after a start it deletes no log until all members have returned, or for
+    hours.
     """
     options: dict[str, Any] = {"checkpoint_count": 1, "wal_max_size": 2000}
     await sim.start("a", **options)
@@ -106,7 +108,7 @@ async def test_a_restarted_node_of_dialect_2_11_keeps_its_logs_for_members_that_
 
 @simulated(seeds=range(2))
 async def test_local_rows_and_checkpoints_of_a_master_make_no_gap(sim: Simulation) -> None:
-    """G6: file names contain all components, and a replica knows all but one."""
+    """G6: file names contain all components, and a replica knows all but component 0."""
     await sim.start("a", wal_max_size=1000)
     await make_space(sim, "a")
     await make_space(sim, "a", "own", is_local=True)

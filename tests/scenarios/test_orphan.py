@@ -17,8 +17,8 @@ NOWHERE = ("first:secret@nowhere:3301", "first:secret@neverland:3301")
 
 @pytest.mark.parametrize("quorum", [1, 2, None])
 @simulated()
-async def test_addresses_that_lead_nowhere_make_an_orphan(sim: Simulation, quorum: int | None) -> None:
-    """E4: while the node runs, and when it is started with them; it is an orphan until they are removed."""
+async def test_unreachable_addresses_make_the_node_an_orphan(sim: Simulation, quorum: int | None) -> None:
+    """E4: the addresses are set at run time or at startup; the node is an orphan until they are removed."""
     await sim.start("a", dialect="2.6", replication_connect_timeout=1, replication_connect_quorum=quorum)
     await make_space(sim, "a")
     await reconfigure(sim, "a", replication=list(NOWHERE))
@@ -49,7 +49,7 @@ async def test_quorum_of_zero_runs_at_once(sim: Simulation) -> None:
 
 @simulated()
 async def test_orphan_recovers_when_its_quorum_is_lowered(sim: Simulation) -> None:
-    """E4."""
+    """E4: the orphan leaves the mode without a restart."""
     await sim.start("a", dialect="2.6", replication_connect_timeout=1)
     await make_space(sim, "a")
     await reconfigure(sim, "a", replication=list(NOWHERE))
@@ -65,8 +65,8 @@ def log_size(sim: Simulation, name: str) -> int:
 
 @pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 @simulated(seeds=range(3))
-async def test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back(sim: Simulation, dialect: str) -> None:
-    """E6: it requests its own rows, is read-only until it has them, and continues after them."""
+async def test_member_that_lost_the_end_of_its_log_recovers_its_own_rows(sim: Simulation, dialect: str) -> None:
+    """E6: the member requests its own rows, is read-only until it has them, and continues after them."""
     options: dict[str, Any] = {"dialect": dialect, "replication_connect_timeout": 5}
     await start_set(sim, "ab", **options)
     await make_space(sim, "b")
@@ -79,13 +79,13 @@ async def test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back(sim:
     assert log_size(sim, "b") < size
     await sim.restart("b")
     await sim.until(lambda: not sim.node("b").info()["ro"])
-    assert vclock(sim, "b") == position, "it may be written to before it has its rows"
+    assert vclock(sim, "b") == position, "the member accepts writes before it has its rows"
     assert len(held(sim, "b")) == 20
     await insert(sim, "b", 100)
     await sim.until(lambda: 100 in held(sim, "a"))
     await converge(sim, "ab")
 
 
-def test_unresolvable_host_names() -> None:
+def test_unreachable_addresses_do_not_exist_in_a_simulation() -> None:
     """The addresses above do not exist in a simulation."""
     assert not set(NOWHERE) & set(uris(Simulation(0), "a", "b"))

@@ -28,7 +28,7 @@ ELECTING = pytest.mark.parametrize("mode", ["manual", "candidate"])
 
 
 async def outcome(work: Awaitable[object]) -> int:
-    """0, or the code of the error."""
+    """Return 0, or the code of the error."""
     try:
         await work
     except TarantoolError as error:
@@ -46,7 +46,7 @@ def asking(sim: Simulation, name: str, what: str) -> asyncio.Future[int]:
 
 
 def shown(sim: Simulation, name: str) -> tuple[int, int, int]:
-    """Term, owner of the queue, and the term of the queue."""
+    """Return the term, the owner of the queue, and the term of the queue."""
     found = queue(sim, name)
     return election(sim, name)["term"], found["owner"], found["term"]
 
@@ -92,7 +92,7 @@ async def test_promotion_wins_in_a_new_term_and_the_previous_leader_steps_down(s
 
 
 @simulated()
-async def test_with_elections_off(sim: Simulation) -> None:
+async def test_promote_and_demote_with_elections_off(sim: Simulation) -> None:
     """J3: a promotion claims the queue, a demotion releases one's own; redundant calls change nothing."""
     await start_members(sim, "abc", owner="")
     assert await ask(sim, "a", "demote") == 0
@@ -102,7 +102,7 @@ async def test_with_elections_off(sim: Simulation) -> None:
         await owned_by(sim, name, "abc")
         assert shown(sim, "c") == (term, number_of(sim, name), term)
     assert await ask(sim, "b", "demote") == 0
-    assert shown(sim, "b") == (4, 1, 4), "who owns it in the newest term has to be asked"
+    assert shown(sim, "b") == (4, 1, 4), "the owner in the newest term must be checked"
     assert await ask(sim, "a", "demote") == 0
     await owned_by(sim, "", "abc")
     assert shown(sim, "b") == (5, 0, 5)
@@ -111,11 +111,11 @@ async def test_with_elections_off(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_with_elections_off_an_outdated_queue_of_another_can_be_given_back(sim: Simulation) -> None:
+async def test_demote_with_elections_off_releases_an_outdated_queue_of_another_member(sim: Simulation) -> None:
     """J3: the term has advanced, so its owner no longer decides."""
     await start_members(sim, "abc")
     await set_modes(sim, c="manual")
-    assert await ask(sim, "c", "promote") == SYSTEM, "nobody votes, and time runs out"
+    assert await ask(sim, "c", "promote") == SYSTEM, "no member votes, and the call times out"
     await set_modes(sim, c="off")
     await sim.until(lambda: election(sim, "a")["term"] == 3)
     assert shown(sim, "b") == (3, 1, 2)
@@ -124,8 +124,8 @@ async def test_with_elections_off_an_outdated_queue_of_another_can_be_given_back
 
 
 @simulated()
-async def test_with_elections_off_nobody_is_demoted_where_another_leads(sim: Simulation) -> None:
-    """J3: 226, as long as the leader is known. A promotion claims its queue, and it steps down."""
+async def test_demote_with_elections_off_is_rejected_while_another_member_leads(sim: Simulation) -> None:
+    """J3: error 226 as long as the leader is known. A promotion claims the queue, and the leader steps down."""
     await start_members(sim, "abc", owner="")
     await set_modes(sim, a="manual", b="manual")
     assert await ask(sim, "a", "promote") == 0
@@ -139,7 +139,7 @@ async def test_with_elections_off_nobody_is_demoted_where_another_leads(sim: Sim
 
 @simulated()
 async def test_voter_and_anonymous_replica_are_not_promoted_and_do_not_block_a_promotion(sim: Simulation) -> None:
-    """J3: 5 for both; demoting a voter has no effect, and the anonymous one is also rejected."""
+    """J3: error 5 for both; demoting a voter has no effect, and demoting an anonymous replica is rejected, too."""
     await start_members(sim)
     await sim.start("c", replication=[sim.uri("a")], replication_anon=True, read_only=True)
     for mode in ("off", "voter"):
@@ -151,7 +151,7 @@ async def test_voter_and_anonymous_replica_are_not_promoted_and_do_not_block_a_p
 
 @ELECTING
 @simulated()
-async def test_leaders_and_followers_of_an_election(sim: Simulation, mode: str) -> None:
+async def test_promote_and_demote_of_elected_leaders_and_followers(sim: Simulation, mode: str) -> None:
     """J3: promoting a leader and demoting a follower has no effect; a demoted leader resigns and keeps a
     frozen queue.
     """
@@ -179,7 +179,7 @@ async def test_leaders_and_followers_of_an_election(sim: Simulation, mode: str) 
 @ELECTING
 @simulated()
 async def test_promotion_without_a_quorum_of_peers_is_an_error(sim: Simulation, mode: str) -> None:
-    """J3: 242 where too few are connected."""
+    """J3: error 242 if too few peers are connected."""
     await start_members(sim, "abc")
     await converge(sim)
     await set_modes(sim, a="voter", b="voter", c=mode)
@@ -191,15 +191,15 @@ async def test_promotion_without_a_quorum_of_peers_is_an_error(sim: Simulation, 
 
 
 @simulated()
-async def test_a_mode_that_changes_ends_a_promotion(sim: Simulation) -> None:
-    """J3: 224 when elections are switched off during the call, and for a voter."""
+async def test_mode_change_ends_a_promotion(sim: Simulation) -> None:
+    """J3: error 224 if elections are switched off or the member becomes a voter during the call."""
     await start_members(sim, "abc", election_timeout=1000)
     for mode in ("off", "voter"):
         await set_modes(sim, c="manual")
         promoting = asking(sim, "c", "promote")
         await sim.until(lambda: election(sim, "c")["state"] == "candidate")
         await sim.sleep(10)
-        assert not promoting.done(), "the others are off, and do not vote"
+        assert not promoting.done(), "the others have elections off, and do not vote"
         await set_modes(sim, c=mode)
         assert await promoting == ELECTION_DISABLED
 
@@ -209,14 +209,14 @@ async def test_a_mode_that_changes_ends_a_promotion(sim: Simulation) -> None:
 
 @simulated()
 async def test_one_promotion_or_demotion_at_a_time(sim: Simulation) -> None:
-    """J3: 5 for the second call of the same instance; the first is not disturbed."""
+    """J3: error 5 for the second call on the same instance; the first continues."""
     await start_members(sim, replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("b")
     await reconfigure(sim, "b", replication_synchro_quorum=2)
     promoting = asking(sim, "b", "promote")
     await sim.sleep(1)
     assert [await ask(sim, "b", what) for what in ("promote", "demote")] == [UNSUPPORTED, UNSUPPORTED]
-    assert not promoting.done(), "it waits for verdicts of the owner"
+    assert not promoting.done(), "the call waits for verdicts of the owner"
     await reconfigure(sim, "a", replication_synchro_quorum=2)
     assert (await pending.code(), await promoting) == (0, 0)
     assert await owned_by(sim, "b") == 3
@@ -224,8 +224,8 @@ async def test_one_promotion_or_demotion_at_a_time(sim: Simulation) -> None:
 
 @pytest.mark.parametrize("what", ["promote", "demote"])
 @simulated()
-async def test_somebody_else_is_promoted_while_the_queue_is_waited_for(sim: Simulation, what: str) -> None:
-    """J3: 223, whether the owner of the queue demotes itself or another member claims it."""
+async def test_promotion_fails_when_the_queue_changes_its_owner_meanwhile(sim: Simulation, what: str) -> None:
+    """J3: error 223, whether the owner of the queue demotes itself or another member claims it."""
     await start_members(sim, "abc", replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("b", "c")
     await reconfigure(sim, "b", replication_synchro_quorum=2, replication_synchro_timeout=0.1)
@@ -240,8 +240,8 @@ async def test_somebody_else_is_promoted_while_the_queue_is_waited_for(sim: Simu
 
 
 @simulated()
-async def test_a_newer_term_while_a_promotion_waits_for_its_quorum(sim: Simulation) -> None:
-    """J3: 246 for the first; without interference, it times out."""
+async def test_promotion_fails_when_a_newer_term_starts_while_it_waits_for_its_quorum(sim: Simulation) -> None:
+    """J3: error 246 for the first call; without interference, it times out."""
     await start_members(sim, "abc", replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("b", "c")
     await reconfigure(sim, "b", replication_synchro_timeout=10)
@@ -260,8 +260,8 @@ async def test_a_newer_term_while_a_promotion_waits_for_its_quorum(sim: Simulati
 
 
 @simulated(seeds=range(5))
-async def test_all_are_promoted_at_once(sim: Simulation) -> None:
-    """J3: at most one per term, the others return an error, and all agree in the end."""
+async def test_concurrent_promotions_of_all_members(sim: Simulation) -> None:
+    """J3: at most one call per term succeeds, the others return an error, and all members agree in the end."""
     await start_members(sim, "abc", owner="", election_timeout=2)
     await set_modes(sim, a="manual", b="manual", c="manual")
     codes = await asyncio.gather(*(ask(sim, name, "promote") for name in "abc"))
@@ -343,7 +343,7 @@ async def test_term_arrives_before_the_promotion_in_it(sim: Simulation, is_told:
 
 
 @simulated()
-async def test_members_that_follow_all_agree_on_the_term_before_the_queue_moves(sim: Simulation) -> None:
+async def test_members_know_the_term_before_the_queue_changes_its_owner(sim: Simulation) -> None:
     """J6: no member shows a queue of a term that it does not know yet."""
     await start_members(sim, "abc", owner="")
     seen: list[tuple[int, int]] = []

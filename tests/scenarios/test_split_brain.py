@@ -1,4 +1,4 @@
-"""Contradictory histories stop replication and change nothing; those that only seem contradictory converge."""
+"""Contradictory histories stop replication and change nothing; those that only look contradictory converge."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OUT_OF_RANGE = "got a request lsn out of queue range"
 
 
 async def start_pair(sim: Simulation) -> None:
-    """ "a" owns the queue; each is its own quorum, and the promotion of "b" gives "a" no time to decide first."""
+    """Start members; "a" owns the queue, the quorum is 1, and a promotion of "b" does not wait for decisions of "a"."""
     await start_members(sim, replication_synchro_quorum=1)
     await reconfigure(sim, "b", replication_synchro_timeout=0.1)
     await insert(sim, "a", 0, space=SYNC)
@@ -98,7 +98,7 @@ async def become_one(sim: Simulation) -> None:
 
 
 async def wait_in_both(sim: Simulation) -> Pending:
-    """An undecided transaction of the owner."""
+    """Start a transaction of the owner that stays pending."""
     await reconfigure(sim, "a", replication_synchro_quorum=NEVER)
     return await Pending(sim, "a", 100).seen_by("a", "b")
 
@@ -118,7 +118,7 @@ async def roll_back(sim: Simulation, pending: Pending) -> None:
 
 
 @simulated(seeds=range(2))
-async def test_an_asynchronous_write_in_an_old_term(sim: Simulation) -> None:
+async def test_asynchronous_write_in_an_old_term_is_a_split_brain(sim: Simulation) -> None:
     """K1: the deposed member sees no error in the other one, and follows it."""
     await start_pair(sim)
     await part(sim)
@@ -140,7 +140,7 @@ async def test_confirm_in_an_old_term_of_rows_that_the_new_owner_lacks(sim: Simu
 
 @simulated()
 async def test_confirm_in_an_old_term_of_rows_that_the_new_owner_confirmed(sim: Simulation) -> None:
-    """K2: both have come to the same verdict."""
+    """K2: both owners have the same verdict."""
     await start_pair(sim)
     pending = await wait_in_both(sim)
     await part(sim)
@@ -152,7 +152,7 @@ async def test_confirm_in_an_old_term_of_rows_that_the_new_owner_confirmed(sim: 
 
 @simulated()
 async def test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed(sim: Simulation) -> None:
-    """K3: one has committed the rows that the other has undone."""
+    """K3: one owner has committed the rows that the other has rolled back."""
     await start_pair(sim)
     pending = await wait_in_both(sim)
     await part(sim)
@@ -163,7 +163,7 @@ async def test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed(sim:
 
 @simulated()
 async def test_rollback_in_an_old_term_of_rows_that_the_new_owner_lacks(sim: Simulation) -> None:
-    """K3: they are nowhere, as they should be."""
+    """K3: no member has the rows, as required."""
     await start_pair(sim)
     await part(sim)
     await promote(sim, "b")
@@ -196,7 +196,7 @@ async def test_promotion_and_demotion_in_one_term(sim: Simulation) -> None:
     await meet_again(sim, a=FOREIGN_OWNER, b=FOREIGN_OWNER)
 
 
-# --- promotions that do not fit the queue ---
+# --- promotions that contradict the queue ---
 
 
 @simulated()
@@ -267,7 +267,7 @@ CRAFTS: dict[str, Callable[[Promote], Promote]] = {
 async def test_promotion_that_cannot_be_written_is_rejected_with_the_reason(
     sim: Simulation, craft: str, is_waiting: bool, reason: str
 ) -> None:
-    """K5: the row is changed on its way; pending transactions stay pending, and the row is not logged."""
+    """K5: the row is changed in flight; pending transactions stay pending, and the row is not logged."""
     await start_pair(sim)
     if is_waiting:
         pending = await wait_in_both(sim)
@@ -298,12 +298,12 @@ async def test_promotion_that_cannot_be_written_is_rejected_with_the_reason(
         await converge(sim, "ab")
 
 
-# --- seeming contradictions ---
+# --- apparent contradictions ---
 
 
 @simulated()
-async def test_a_confirmation_from_long_ago(sim: Simulation) -> None:
-    """K6: several owners later, and after restarts from snapshots, it is known to be true."""
+async def test_very_old_confirm_is_accepted(sim: Simulation) -> None:
+    """K6: it is recognized after several owners, and after restarts from snapshots."""
     await start_members(sim, "abc", replication_synchro_quorum=1)
     for name in "bc":
         await reconfigure(sim, name, replication_synchro_timeout=0.1)
@@ -325,7 +325,7 @@ async def test_a_confirmation_from_long_ago(sim: Simulation) -> None:
     await sim.until(lambda: all_follow_all(sim), seconds=120)
     await converge(sim)
     assert held(sim, "a", SYNC) == {0: "b", 1: "c", 2: "b", 3: "c", 100: "a"}
-    assert "nop" in "".join(told(sim, "b", 1, last_lsn(sim, "a") - 1)), "it is passed over, not applied"
+    assert "nop" in "".join(told(sim, "b", 1, last_lsn(sim, "a") - 1)), "the row is skipped, not applied"
 
 
 @simulated()
@@ -352,12 +352,12 @@ async def test_old_confirm_in_a_recent_packet(sim: Simulation) -> None:
         assert await waiting.code() == 0
         await sim.until(lambda: vclock(sim, "a") == vclock(sim, "b"))
         assert follows(sim, "a", "b")
-        assert queue(sim, "a")["len"] == 1, "that was not about what waits"
+        assert queue(sim, "a")["len"] == 1, "the verdict does not concern pending transactions"
 
 
 @simulated()
-async def test_a_plain_write_when_the_queue_was_given_back(sim: Simulation) -> None:
-    """K7: the queue has no owner, so no writes are of an old term."""
+async def test_asynchronous_write_after_the_queue_was_released_is_accepted(sim: Simulation) -> None:
+    """K7: the queue has no owner, so no write has an old term."""
     await start_members(sim, "abc")
     await demote(sim, "a")
     await owned_by(sim, "", "abc")
@@ -402,7 +402,7 @@ async def test_data_of_an_old_schema_is_not_checked_before_its_upgrade(sim: Simu
         assert split(sim, name, peer) == FOREIGN_OWNER
 
 
-# --- the originator counts, not the relay ---
+# --- rows are filtered by originator ---
 
 
 @simulated()
@@ -427,7 +427,7 @@ async def test_rows_are_judged_by_their_originator(sim: Simulation) -> None:
 
 @simulated()
 async def test_rows_of_a_former_owner_keep_their_old_term_through_any_relay(sim: Simulation) -> None:
-    """K9: neither the relaying member nor its own rows are to blame."""
+    """K9: neither the relaying member nor its own rows are rejected."""
     await start_members(sim, "abc", replication_synchro_quorum=1)
     await reconfigure(sim, "c", replication_synchro_timeout=0.1)
     await converge(sim)
@@ -451,7 +451,7 @@ async def slow_down(sim: Simulation, name: str, seconds: float) -> None:
 
 @simulated(seeds=range(2))
 async def test_rows_of_both_owners_reach_a_slow_node_together(sim: Simulation) -> None:
-    """K10: those of the old owner are NOPs there, those of the new one are kept, in order."""
+    """K10: rows of the old owner become NOPs on the slow node, rows of the new one are kept, in order."""
     await start_members(sim, "abc", replication_synchro_quorum=1, wal_mode="fsync")
     await reconfigure(sim, "b", replication_synchro_timeout=0.1)
     await converge(sim)
@@ -491,7 +491,7 @@ async def test_rows_of_the_old_owner_arrive_during_the_write_of_our_promotion(si
     sim.heal()
     await sim.until(lambda: downstream(sim, "a", "b").get("status") == "follow")
     await sim.sleep(1)
-    assert queue(sim, "b")["busy"], "the row has come meanwhile"
+    assert queue(sim, "b")["busy"], "the row has arrived meanwhile"
     await slow_down(sim, "b", 0.001)
     await promoting
     assert await void.code() == ROLLED_BACK

@@ -30,7 +30,7 @@ SPACES = 280
 
 
 async def pair(sim: Simulation, **options: Any) -> tuple[Node, Node]:
-    """A master `a` and a writable replica `b`."""
+    """Start a master `a` and a writable replica `b`."""
     master = await sim.start("a", **options)
     await make_space(sim, "a")
     replica = await sim.start("b", replication=uris(sim, "a"))
@@ -65,7 +65,7 @@ async def test_conflict_anywhere_in_a_transaction_applies_none_of_it_and_stops_l
 
 @DIALECTS
 @simulated()
-async def test_of_local_and_temporary_spaces_only_the_definitions_travel(sim: Simulation, dialect: str) -> None:
+async def test_only_definitions_of_local_and_temporary_spaces_are_replicated(sim: Simulation, dialect: str) -> None:
     """C6: with data from before and after the join; rows written on a replica are its own."""
     await sim.start("a", dialect=dialect)
     await make_space(sim, "a")
@@ -83,7 +83,7 @@ async def test_of_local_and_temporary_spaces_only_the_definitions_travel(sim: Si
     for space in ("own", "passing"):
         await insert(sim, "b", 3, space=space)
     assert vclock(sim, "b") == before
-    assert sim.node("b").info()["vclock"][0] == 1, "a temporary row has no LSN, a local one that of component 0"
+    assert sim.node("b").info()["vclock"][0] == 1, "a temporary row has no LSN, a local row one of component 0"
     assert 0 not in downstream(sim, "a", "b")["vclock"]
     await sim.restart("b")
     assert held(sim, "b", "own") == {3: "b"}
@@ -127,7 +127,7 @@ async def test_local_rows_of_a_replica_do_not_keep_the_masters_logs(sim: Simulat
 
 @DIALECTS
 @simulated()
-async def test_component_zero_of_a_master_is_not_taken_for_the_replicas(sim: Simulation, dialect: str) -> None:
+async def test_component_zero_of_a_master_is_not_adopted_by_the_replica(sim: Simulation, dialect: str) -> None:
     """C7: even before its first ACK, which is late."""
     await pair(sim, dialect=dialect)
     await make_space(sim, "a", "own", is_local=True)
@@ -155,8 +155,8 @@ async def test_component_zero_of_a_master_is_not_taken_for_the_replicas(sim: Sim
 
 @pytest.mark.parametrize("theirs", ["2.6", "2.11"])
 @simulated()
-async def test_an_instance_of_another_replica_set_is_stopped_and_an_orphan(sim: Simulation, theirs: str) -> None:
-    """C12: a newer master rejects it; with an older one it notices by itself."""
+async def test_instance_of_another_replica_set_is_rejected_and_becomes_an_orphan(sim: Simulation, theirs: str) -> None:
+    """C12: a newer master rejects the instance; with an older one, the instance notices by itself."""
     await sim.start("a", dialect=theirs)
     await sim.start("b", dialect="2.6")
     await make_space(sim, "b")
@@ -173,7 +173,7 @@ async def test_an_instance_of_another_replica_set_is_stopped_and_an_orphan(sim: 
 
 
 @simulated(seeds=range(2))
-async def test_lag_of_the_downstream_is_the_time_a_transaction_took_and_nothing_else_moves_it(sim: Simulation) -> None:
+async def test_downstream_lag_is_the_duration_of_the_last_transaction(sim: Simulation) -> None:
     """C13: 0 before the first ACK of a transaction, then computed from the echoed time; heartbeats do not count."""
     await pair(sim, dialect="2.11", wal_mode="fsync")
     await sim.restart("b", wal_mode="fsync")
@@ -193,12 +193,12 @@ async def test_lag_of_the_downstream_is_the_time_a_transaction_took_and_nothing_
     await sim.restart("b")
     await sim.until(lambda: downstream(sim, "a", "b").get("status") == "follow")
     await sim.sleep(10)
-    assert downstream(sim, "a", "b")["lag"] == 0, "of a new connection nothing is known yet"
+    assert downstream(sim, "a", "b")["lag"] == 0, "a new connection has no lag yet"
 
 
 @simulated()
-async def test_a_replica_hears_from_its_master_while_that_looks_for_its_first_row(sim: Simulation) -> None:
-    """C14: a long scan of old logs with rows that it has, on a slow disk; heartbeats still arrive."""
+async def test_master_sends_heartbeats_while_it_searches_the_first_row(sim: Simulation) -> None:
+    """C14: the master scans old logs of known rows for long, on a slow disk; heartbeats still arrive."""
     await pair(sim, dialect="2.11", wal_max_size=2000)
     await reconfigure(sim, "a", replication_timeout=0.2)
     await sim.stop("b")

@@ -101,7 +101,7 @@ async def test_asynchronous_transactions_share_the_outcome_of_earlier_pending_on
 @DIALECTS
 @simulated(seeds=range(2))
 async def test_many_writers_commit_in_the_order_of_the_log(sim: Simulation, dialect: str) -> None:
-    """H2: on the owner and on the replica, synchronous and not."""
+    """H2: on the owner and on the replica, synchronous and asynchronous."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     committed: dict[str, list[int]] = {"a": [], "b": []}
 
@@ -128,7 +128,7 @@ async def test_many_writers_commit_in_the_order_of_the_log(sim: Simulation, dial
 @DIALECTS
 @simulated()
 async def test_changed_quorum_applies_to_pending_transactions(sim: Simulation, dialect: str) -> None:
-    """H2: raised and lowered; a joining member completes the quorum, and a lost one does not."""
+    """H2: the quorum is raised and lowered; a joining member completes it, and a lost one does not."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     sim.cut("a", "b")
     pending = await Pending(sim, "a", 1).seen_by("a")
@@ -176,7 +176,7 @@ async def test_empty_queue_moves_to_another_member(sim: Simulation, dialect: str
 @pytest.mark.parametrize("is_confirmed", [True, False], ids=["confirmed", "rolled back"])
 @simulated()
 async def test_snapshot_contains_only_confirmed_rows(sim: Simulation, dialect: str, is_confirmed: bool) -> None:
-    """H3: it waits for the verdict, and excludes undone rows, on the owner and on the replica."""
+    """H3: the snapshot waits for the verdict, and excludes undone rows, on the owner and on the replica."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     await insert(sim, "a", 1, space=SYNC)
     await reconfigure(sim, "a", replication_synchro_quorum=NEVER)
@@ -206,8 +206,8 @@ async def test_snapshot_contains_only_confirmed_rows(sim: Simulation, dialect: s
 
 @DIALECTS
 @simulated()
-async def test_a_snapshot_does_not_wait_for_a_verdict_for_ever(sim: Simulation, dialect: str) -> None:
-    """H3: for `replication_synchro_timeout`, if the owner is lost and no other member decides."""
+async def test_wait_of_a_snapshot_for_a_verdict_is_limited(sim: Simulation, dialect: str) -> None:
+    """H3: by `replication_synchro_timeout`, if the owner is lost and no other member decides."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("b")
     sim.kill("a")
@@ -226,7 +226,7 @@ async def test_a_snapshot_does_not_wait_for_a_verdict_for_ever(sim: Simulation, 
 @DIALECTS
 @simulated()
 async def test_repeated_ack_of_a_replica_counts_once(sim: Simulation, dialect: str) -> None:
-    """H5: its ACKs are heartbeats, too, and arrive continuously."""
+    """H5: ACKs serve as heartbeats, and arrive continuously."""
     acked: list[int] = []
 
     def note(packet: bytes) -> bytes:
@@ -258,7 +258,7 @@ async def test_repeated_ack_of_a_replica_counts_once(sim: Simulation, dialect: s
 
 
 @simulated()
-async def test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_given_back(sim: Simulation) -> None:
+async def test_queue_is_claimed_by_a_promotion_transferred_by_the_next_and_released(sim: Simulation) -> None:
     """H9: unclaimed, no member writes synchronously; claimed, only its owner writes at all."""
     await start_members(sim, "abc", owner="")
     for name in "abc":
@@ -279,7 +279,7 @@ async def test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_gi
                     await insert(sim, other, 99, space=space)
         await converge(sim, "abc")
     await demote(sim, "b")
-    assert queue(sim, "b")["owner"] == 1, "it is not its own to give back"
+    assert queue(sim, "b")["owner"] == 1, "only the owner can release the queue"
     await demote(sim, "a")
     assert await owned_by(sim, "", "abc") == 6
     for number, name in enumerate("abc"):
@@ -300,7 +300,7 @@ async def test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_gi
 async def test_rows_of_a_lost_owner_on_a_quorum_are_confirmed_by_the_next(
     sim: Simulation, dialect: str, count: int
 ) -> None:
-    """H12: all of it, including later transactions; the old owner agrees when it returns."""
+    """H12: including later transactions; the old owner agrees when it returns."""
     await start_members(sim, "abc", dialect=dialect, replication_synchro_quorum=NEVER)
     pending = [await Pending(sim, "a", number).seen_by("b", "c") for number in range(count)]
     pending.append(await Pending(sim, "a", 1, space=PLAIN).seen_by("b", "c"))
@@ -364,7 +364,7 @@ async def test_rows_of_a_lost_owner_without_a_quorum_are_not_confirmed(sim: Simu
 
 @simulated()
 async def test_system_spaces_stay_asynchronous_when_the_queue_is_claimed(sim: Simulation) -> None:
-    """H13: servers 2.11 know nothing else; the switch that makes them synchronous came with 3.x."""
+    """H13: 2.11 has no other mode; the option that makes system spaces synchronous exists since 3.x."""
     await start_members(sim, replication_synchro_quorum=NEVER)
     await make_space(sim, "a", "another")
     await insert(sim, "a", 1, space="another")
@@ -376,7 +376,7 @@ async def test_system_spaces_stay_asynchronous_when_the_queue_is_claimed(sim: Si
 
 
 @simulated()
-async def test_a_linearizable_transaction_begins_when_a_quorum_has_answered_a_fresh_question(sim: Simulation) -> None:
+async def test_linearizable_transaction_begins_when_a_quorum_has_answered_a_new_query(sim: Simulation) -> None:
     """H14: with one of three unreachable, both others must report their position; an older answer does not count."""
     await start_members(sim, "abc")
     sim.isolate("c")
@@ -419,8 +419,8 @@ async def test_a_linearizable_transaction_begins_when_a_quorum_has_answered_a_fr
 
 
 @simulated()
-async def test_member_resumed_after_a_pause_rolls_back_nothing_before_it_has_heard_the_others(sim: Simulation) -> None:
-    """They may have replaced it, and confirmed its pending transactions."""
+async def test_member_resumed_after_a_pause_rolls_back_nothing_before_it_hears_from_the_others(sim: Simulation) -> None:
+    """The others may have replaced the member, and confirmed its pending transactions."""
     await start_members(sim, "ab", replication_synchro_quorum=NEVER, replication_synchro_timeout=5)
     pending = await Pending(sim, "a", 1).seen_by("b")
     sim.freeze("a")

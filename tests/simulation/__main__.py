@@ -1,13 +1,13 @@
-"""`python -m tests.simulation`: replays the run of one seed, or runs many and says how they went.
+"""`python -m tests.simulation`: replays the run of one seed, or runs many seeds and summarizes them.
 
-    --seed 17 --verbose     one run, with all that happened in it; the last line is the verdict and the hash of it
+    --seed 17 --verbose     one run with all its events; the last line has the verdict and the hash
     --runs 300              the ordinary seeds 0, 1, 2, …; a summary, and the seeds that were violated
     --runs 250 --fresh 50   and 50 more that change from commit to commit (fresh.py); the first line names them
-    --soak 3600             as many as there is time for
+    --soak 3600             as many as the time allows
     --mutation NAME         with one of the deliberate bugs of mutations.py, which runs must find
-    --mutations             the table of these bugs: what each does, the seed that finds it, and by which words
+    --mutations             the table of these bugs: effect, seed that finds it, message
 
-The exit code is 1 where anything was violated.
+The exit code is 1 after any violation.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _by_log(name: str, disk: SimulatedDisk, gaps: Sequence[Gap]) -> list[Positio
 
 
 def _by_index(log: NodeLog, disk: SimulatedDisk, gaps: Sequence[Gap]) -> list[Position]:
-    """Return the rows that are settled at the end of their stretch and not withdrawn."""
+    """Return the rows settled at the end of their part of the log, without withdrawn ones."""
     stretches: list[tuple[Lsns, Lsns]] = []
     withdrawn: list[Range] = []
     untils = [gap.until for gap in gaps]

@@ -1,4 +1,4 @@
-"""A node whose log cannot be written reports that for as long as it lasts, and does not lead."""
+"""A node that cannot write its log reports that until the log can be written again, and does not lead."""
 
 from __future__ import annotations
 

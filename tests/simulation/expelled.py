@@ -29,7 +29,7 @@ class Departed(Protocol):
 
 
 class _Bound(NamedTuple):
-    """State that an instance can no longer change once it knows of its expulsion."""
+    """State that an instance must not change once it knows of its expulsion."""
 
     vclock: VClock
     term: int

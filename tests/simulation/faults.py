@@ -1,9 +1,9 @@
 """The faults of a run, and the nemesis that injects several at a time.
 
 A fault is a coroutine that injects the fault, waits, repairs it, and returns whether it took effect: that is measured
-by its effect, not by the attempt. No fault voids the promises: no quorum below the majority, no promotion beside a
-living master without elections, no damage to or removal of more members than a set can spare, no power loss if the log
-is not synced.
+by its effect, not by the attempt. No fault voids the promises: no quorum below the majority, no promotion next to a
+live master without elections, no damage to or removal of more members than a set can spare, no power loss if the log is
+not synced.
 """
 
 from __future__ import annotations

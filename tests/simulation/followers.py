@@ -140,7 +140,7 @@ class Followers:
                 return
             case 7:
                 operations = rng.choice(FAILING)
-                if operations is READING:  # as every start does
+                if operations is READING:
                     sim.kill(name)
                 with _failing(sim.storage(name), operations):
                     if operations is READING:
@@ -393,7 +393,7 @@ class Archiver:
             self.violations.append(f"{self.name} had settled {self._settled}, and now {settled}")
         self._settled = settled
         storage = self._sim.storage(self.name)
-        if storage.broken:  # the log cannot be read now; check it next time
+        if storage.broken:  # the log is unreadable now; the next check will read it
             return
         log = read_log(self.name, storage)
         undecided = [

@@ -1,6 +1,6 @@
-"""Seeds that change from commit to commit, for continuous integration: fixed ones find only what they found before.
+"""Seeds that change with each commit, for continuous integration: fixed seeds find only what they found before.
 
-They are derived from the commit's hash, so that everybody who tests a commit runs the same ones, or, in a tree without
+They are derived from the commit's hash, so that all tests of a commit run the same ones, or, in a tree without
 git (an unpacked source distribution), from the contents of `src`.
 """
 

@@ -1,7 +1,7 @@
 """A Limestone store and its replica next to a replica set, in the same simulation, with crashes and partitions.
 
-In half of the runs the master is a model of the original (`tests/limestone/original_pair.py`). The programs and the
-checks of their directories are those of `tests/limestone/`; this module injects the faults.
+In half of the runs the master is a model of the original (`tests/limestone/original_pair.py`). Programs and checks come
+from `tests/limestone/`; this module injects the faults.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The link between two hosts in one direction: latency, delays, duplicate connections, and outages.
 
-TCP hides loss: a lost packet is retransmitted after a while, and later packets wait for it. So nothing is lost here,
-only delayed, and no bytes are duplicated. A connection can be duplicated: its first packet was answered late, and the
-server keeps a connection that is never used. Rows can be duplicated if their sender reconnects; that is not a matter of
-the link.
+TCP hides loss: a lost packet is retransmitted after a while, and later packets wait for it. Packets here are therefore
+delayed but never lost, and no bytes are duplicated. A connection can be duplicated: its first packet was answered late,
+and the server keeps a connection that is never used. Rows can be duplicated if their sender reconnects; the link is not
+involved.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Handle:
         return self.is_cancelled
 
     def passed(self) -> None:
-        """The time has come: the callback is ready now."""
+        """Mark the callback as ready: its time has come."""
         self._loop = None
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class Handle:
 
 
 class VirtualLoop:
-    """Runs a coroutine, and everything that it starts, to its end: `run_until_complete`.
+    """Runs a coroutine, and all tasks that it starts, to completion: `run_until_complete`.
 
     To asyncio it is an event loop, limited to what needs no operating system: timers, tasks and futures.
     """

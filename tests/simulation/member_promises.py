@@ -101,7 +101,7 @@ class MemberPromises:
         state = instance.elections.raft._in_flight
         assert state is not None
         position = self._position_at_raft_row(name, rows)
-        if position is not None:  # else a later write has it
+        if position is not None:  # otherwise a later write has the vote
             self._check_vote(name, instance, state, position)
 
     def _look_at_vote_before(self, name: str, instance: Instance) -> None:

@@ -373,14 +373,25 @@ async def _strike_off(replica_set: ReplicaSet, leaving: str, uuid: str) -> None:
         leader = replica_set.leader()
         if leader is not None and uuid in _registered(sim.node(leader)):
             await _ask(replica_set, leader, _delete_member(sim.node(leader), uuid))
-        await _let_another_lead(replica_set, leaving)
+        await _help_leader(replica_set, leaving)
         await sim.sleep(RETRY_SECONDS)
 
 
-async def _let_another_lead(replica_set: ReplicaSet, leaving: str) -> None:
-    """Demote the leaving member if it was elected in the meantime: nobody else could expel it then (seed 1595)."""
-    if replica_set.leader() is None and replica_set.leads(leaving):
+async def _help_leader(replica_set: ReplicaSet, leaving: str | None) -> None:
+    """If no member leads, remove what may prevent it.
+
+    The leaving member may have been elected in the meantime: nobody else could expel it then (seed 1595). An elected
+    member may be an orphan: it waits for an expelled one that is still in its `replication` (seed 1001421).
+    """
+    if replica_set.leader() is not None:
+        return
+    if leaving is not None and replica_set.leads(leaving):
         await _ask(replica_set, leaving, replica_set.sim.node(leaving).demote())
+    replication = _uris(replica_set, replica_set.members)
+    for name in replica_set.ready():
+        is_orphan = replica_set.sim.node(name)._instance.is_orphan
+        if is_orphan and not set(replication).issuperset(replica_set.sim.machine(name).options["replication"]):
+            await _configure(replica_set, name, replication=replication)
 
 
 async def _delete_member(node: Node, uuid: str) -> None:
@@ -401,8 +412,7 @@ async def _settle(replica_set: ReplicaSet, *, leaving: str | None = None) -> Non
     """Wait until a majority has the leader's current rows."""
     sim = replica_set.sim
     while (leader := replica_set.leader()) is None:
-        if leaving is not None:
-            await _let_another_lead(replica_set, leaving)
+        await _help_leader(replica_set, leaving)
         await sim.sleep(RETRY_SECONDS)
     goal = sim.node(leader)._instance.vclock.without_zero()
     while sum(goal <= sim.node(name)._instance.vclock for name in replica_set.ready()) < replica_set.majority:

@@ -325,7 +325,7 @@ class End:
         def accept() -> None:
             self.is_handed_over = True
             self._receiver = on_client(SimulatedClient(self))
-            if self.is_gone:  # all of that while the process was suspended
+            if self.is_gone:  # all these events happened while the process was suspended
                 self._tell("closed")
             elif self.arrived or self.is_eof:
                 self._internet.later(0, self.hand_over)

@@ -48,7 +48,7 @@ def across(group: Iterable[str], other_group: Iterable[str]) -> list[Direction]:
 
 
 def loner(rng: Random, replica_set: ReplicaSet) -> str:
-    """Return one member, often the leader: it continues until it notices, and the others continue without it."""
+    """Return one member, often the leader: it continues until it notices, while the others elect another leader."""
     leader = replica_set.leader()
     return leader if leader is not None and rng.random() < 0.6 else rng.choice(replica_set.names)
 
@@ -113,7 +113,7 @@ async def flapping(replica_set: ReplicaSet, rng: Random) -> bool:
 async def depose(replica_set: ReplicaSet, rng: Random) -> bool:
     """Isolate the leader from all other members until one of them leads, and a while longer; clients reach all.
 
-    Mostly it has just confirmed a transaction, and no other member knows.
+    Usually the leader has just confirmed a transaction, and no other member knows of that yet.
     """
     deposed = replica_set.leader()
     if deposed is None:

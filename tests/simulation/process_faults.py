@@ -65,7 +65,7 @@ def running(replica_set: ReplicaSet) -> list[str]:
 
 
 def some(rng: Random, names: list[str]) -> list[str]:
-    """Choose mostly one of the names, sometimes several or all; none if there are none."""
+    """Choose usually one of the names, sometimes several or all; none if `names` is empty."""
     return rng.sample(names, min(len(names), rng.choice([1, 1, 1, 1, 2, 2, 3, len(names)])))
 
 
@@ -88,7 +88,7 @@ async def _stop(replica_set: ReplicaSet, name: str) -> bool:
     failure_count = replica_set.sim.storage(name).failure_count
     try:
         await replica_set.sim.stop(name)
-    except Crashed:  # another fault was faster
+    except Crashed:  # another fault has stopped the node
         return False
     except (FlowstoneError, OSError) as error:
         replica_set.judge(name, f"ends with an error: {error}", failure_count)

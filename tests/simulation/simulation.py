@@ -253,7 +253,7 @@ class Simulation:
         level, was_collecting = logger.level, gc.isenabled()
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        gc.disable()  # when and what it collects would depend on everything before this run
+        gc.disable()  # the time and scope of collections would depend on earlier runs
         try:
             result = self.loop.run_until_complete(self._main(scenario))
             assert not self.failures, "\n".join(self.failures)
@@ -556,7 +556,7 @@ class Simulation:
         """Wait until the condition holds, and return at that moment; raise TimeoutError if it never does."""
         found: asyncio.Future[None] = self.loop.create_future()
         self._conditions[found] = condition
-        self.loop.call_soon(lambda: None)  # so that it is evaluated before time advances
+        self.loop.call_soon(lambda: None)  # evaluate the condition before time advances
         try:
             async with asyncio.timeout(seconds):
                 await found

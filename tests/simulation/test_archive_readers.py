@@ -53,7 +53,9 @@ async def catch_up(sim: Simulation, archiver: Archiver, name: str) -> None:
 
 @pytest.mark.parametrize(("upstream", "has_row"), [("a", True), ("b", False)])
 @simulated()
-async def test_what_one_wrote_alone_is_not_delivered(sim: Simulation, upstream: str, has_row: bool) -> None:
+async def test_unreplicated_row_of_a_deposed_leader_is_not_delivered(
+    sim: Simulation, upstream: str, has_row: bool
+) -> None:
     """`a` rolled it back; `b` had decided before it arrived, and wrote a NOP in its place."""
     archiver, history = await overtake(sim, await form(sim), upstream)
     (alone,) = history.withdrawn
@@ -63,7 +65,7 @@ async def test_what_one_wrote_alone_is_not_delivered(sim: Simulation, upstream: 
 
 
 @simulated()
-async def test_an_archive_that_goes_to_an_old_leader_does_not_deliver_what_that_wrote_alone(sim: Simulation) -> None:
+async def test_archive_that_switches_to_a_deposed_leader_does_not_deliver_its_unreplicated_row(sim: Simulation) -> None:
     """The archive has the PROMOTE from `b` already when `a`, which lacks it, sends the row."""
     replica_set = await form(sim)
     client = await sim.client("a")
@@ -97,7 +99,7 @@ def _keep(tracker: SettledTracker[Any], lsn: int) -> None:
 
 
 @simulated()
-async def test_a_reader_that_is_given_it_says_so(sim: Simulation) -> None:
+async def test_rolled_back_row_in_the_log_is_found(sim: Simulation) -> None:
     archiver, history = await overtake(sim, await form(sim), "a")
     (alone,) = history.withdrawn
     with patch.object(SettledTracker, "_withdraw", _keep):
@@ -105,7 +107,7 @@ async def test_a_reader_that_is_given_it_says_so(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_an_index_that_does_not_name_it_is_found(sim: Simulation) -> None:
+async def test_rolled_back_row_in_the_index_is_found(sim: Simulation) -> None:
     with patch.object(SettledTracker, "_withdraw", _keep):
         archiver, history = await overtake(sim, await form(sim), "a")
     (alone,) = history.withdrawn
@@ -113,7 +115,7 @@ async def test_an_index_that_does_not_name_it_is_found(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_what_is_not_delivered_is_missed(sim: Simulation) -> None:
+async def test_missing_row_is_found(sim: Simulation) -> None:
     archiver, history = await overtake(sim, await form(sim), "b")
     with patch.object(SettledTracker, "_confirm", lambda tracker, lsn: None):
         (found,) = archiver.check(history)

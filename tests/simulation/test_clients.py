@@ -52,7 +52,7 @@ def violations(history: History) -> list[str]:
 
 @pytest.mark.parametrize(("dialect", "election_mode"), MODES)
 @simulated(seeds=range(1))
-async def test_a_set_that_is_well_answers_everything(sim: Simulation, dialect: str, election_mode: str) -> None:
+async def test_healthy_set_answers_every_request(sim: Simulation, dialect: str, election_mode: str) -> None:
     clients = await start(sim, dialect, election_mode)
     history, end = clients.history, sim.now + 20
     await clients.run(lambda: sim.now > end)
@@ -70,7 +70,7 @@ async def test_a_set_that_is_well_answers_everything(sim: Simulation, dialect: s
 
 @pytest.mark.parametrize(("dialect", "election_mode"), MODES)
 @simulated(seeds=range(1))
-async def test_clients_go_on_when_the_leader_dies(sim: Simulation, dialect: str, election_mode: str) -> None:
+async def test_clients_continue_after_the_leader_crashes(sim: Simulation, dialect: str, election_mode: str) -> None:
     clients = await start(sim, dialect, election_mode)
     replica_set, end = clients.replica_set, sim.now + 25
 
@@ -96,7 +96,7 @@ async def test_clients_go_on_when_the_leader_dies(sim: Simulation, dialect: str,
     assert violations(clients.history) == []
 
 
-def test_refusals_are_failures_and_what_nobody_knows_is_not() -> None:
+def test_rejected_requests_have_failed_and_interrupted_ones_are_unknown() -> None:
     elected, fixed = make_plan("2.11", "candidate"), make_plan("2.6", "off")
     for each in (elected, fixed):
         assert outcome_of(errors.Readonly("no"), each) is Outcome.FAILED
@@ -109,7 +109,7 @@ def test_refusals_are_failures_and_what_nobody_knows_is_not() -> None:
         assert outcome_of(error, elected) is Outcome.UNKNOWN
 
 
-def test_unexpected_answers_are_found() -> None:
+def test_undocumented_errors_are_unexpected() -> None:
     assert is_promised(errors.Readonly("no"), is_read=False)
     assert is_promised(ConnectionFailed("lost"), is_read=False)
     assert is_promised(errors.System("timed out"), is_read=True)
@@ -120,7 +120,7 @@ def test_unexpected_answers_are_found() -> None:
     assert not is_promised(refused, is_read=False)
 
 
-def test_bytes_that_are_no_answer_are_noticed() -> None:
+def test_undecodable_answers_are_unexpected() -> None:
     garbage = RemoteProtocolError("a sent something that is no packet")
     assert not is_promised(garbage, is_read=False)
     assert not is_promised(garbage, is_read=True)

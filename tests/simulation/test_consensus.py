@@ -56,7 +56,7 @@ async def live(sim: Simulation) -> None:
     ],
 )
 @simulated()
-async def test_what_is_wrong_is_seen(sim: Simulation, mutation: str, words: str) -> None:
+async def test_each_violated_promise_is_found(sim: Simulation, mutation: str, words: str) -> None:
     mutated: AbstractContextManager[object] = MUTATIONS[mutation]() if mutation else nullcontext()
     _, found = watch(sim)
     with mutated:
@@ -66,7 +66,7 @@ async def test_what_is_wrong_is_seen(sim: Simulation, mutation: str, words: str)
 
 
 @simulated()
-async def test_anonymous_followers_count_only_where_there_are_any(sim: Simulation) -> None:
+async def test_anonymous_followers_count_only_if_the_set_has_some(sim: Simulation) -> None:
     _, found = watch(sim, counts_anonymous=True)
     with MUTATIONS["confirm_before_the_quorum"]():
         await live(sim)
@@ -105,7 +105,7 @@ def verdicts_unseen() -> AbstractContextManager[object]:
 
 @pytest.mark.parametrize("is_seen_late", [False, True])
 @simulated()
-async def test_who_is_struck_off_counts_for_the_row_by_which_it_is(sim: Simulation, is_seen_late: bool) -> None:
+async def test_expelled_member_counts_for_the_row_that_expels_it(sim: Simulation, is_seen_late: bool) -> None:
     members = list("abcde")
     _, found = watch(sim, members)
     with verdicts_unseen() if is_seen_late else nullcontext():
@@ -118,7 +118,9 @@ async def test_who_is_struck_off_counts_for_the_row_by_which_it_is(sim: Simulati
 
 @pytest.mark.parametrize("is_seen_late", [False, True])
 @simulated()
-async def test_who_is_struck_off_is_one_of_as_many_as_there_were(sim: Simulation, is_seen_late: bool) -> None:
+async def test_expelled_member_counts_in_the_majority_for_the_row_that_expels_it(
+    sim: Simulation, is_seen_late: bool
+) -> None:
     members = list("abcd")
     _, found = watch(sim, members)
     with verdicts_unseen() if is_seen_late else nullcontext():
@@ -148,7 +150,7 @@ async def test_member_expelled_before_a_row_does_not_count_for_it(sim: Simulatio
 
 
 @simulated()
-async def test_an_index_that_has_other_tuples_than_its_space_is_seen(sim: Simulation) -> None:
+async def test_index_that_differs_from_its_space_is_found(sim: Simulation) -> None:
     _, found = watch(sim)
     await start_set(sim, election_mode="candidate", wal_mode="fsync")
     leader = await elect(sim)
@@ -163,7 +165,7 @@ async def test_an_index_that_has_other_tuples_than_its_space_is_seen(sim: Simula
 
 
 @simulated()
-async def test_who_leads_without_what_was_confirmed_is_seen(sim: Simulation) -> None:
+async def test_leader_that_lacks_confirmed_rows_is_found(sim: Simulation) -> None:
     consensus, found = watch(sim)
     consensus._confirmed.follow(31, 7)
     await live(sim)
@@ -186,7 +188,7 @@ async def test_new_owner_that_drops_its_pending_rows_is_found(sim: Simulation) -
 
 @pytest.mark.parametrize("has_more", [True, False])
 @simulated()
-async def test_data_that_differs_at_one_position_is_seen(sim: Simulation, has_more: bool) -> None:
+async def test_different_data_at_the_same_position_is_found(sim: Simulation, has_more: bool) -> None:
     _, found = watch(sim)
     await live(sim)
     assert not found

@@ -32,7 +32,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, str]:
     return disk, directory
 
 
-def test_both_disks_append_read_and_truncate_alike(place: tuple[Disk, str]) -> None:
+def test_disk_appends_reads_and_truncates(place: tuple[Disk, str]) -> None:
     disk, directory = place
     path = f"{directory}/file"
     with disk.create(path) as file:
@@ -51,7 +51,7 @@ def test_both_disks_append_read_and_truncate_alike(place: tuple[Disk, str]) -> N
             file.append(b"x")
 
 
-def test_both_disks_know_names_alike(place: tuple[Disk, str]) -> None:
+def test_disk_lists_renames_and_removes_names(place: tuple[Disk, str]) -> None:
     disk, directory = place
     disk.create(f"{directory}/b").close()
     disk.create(f"{directory}/a").close()
@@ -82,14 +82,14 @@ def test_both_disks_know_names_alike(place: tuple[Disk, str]) -> None:
         lambda disk, missing: disk.size(missing),
     ],
 )
-def test_both_disks_miss_alike(place: tuple[Disk, str], call: Callable[[Disk, str], object]) -> None:
+def test_disk_raises_for_missing_files(place: tuple[Disk, str], call: Callable[[Disk, str], object]) -> None:
     disk, directory = place
     with pytest.raises(FileNotFoundError) as caught:
         call(disk, f"{directory}/missing")
     assert caught.value.filename
 
 
-def test_both_disks_lock_and_create_once(place: tuple[Disk, str]) -> None:
+def test_disk_locks_and_creates_a_file_only_once(place: tuple[Disk, str]) -> None:
     disk, directory = place
     disk.create(f"{directory}/file").close()
     with pytest.raises(FileExistsError):
@@ -102,7 +102,7 @@ def test_both_disks_lock_and_create_once(place: tuple[Disk, str]) -> None:
     disk.lock_file(f"{directory}/file").release()
 
 
-def test_both_disks_lock_files_and_not_their_names(place: tuple[Disk, str]) -> None:
+def test_disk_lock_belongs_to_the_file_and_not_to_its_name(place: tuple[Disk, str]) -> None:
     disk, directory = place
     old, new = f"{directory}/old", f"{directory}/new"
     disk.create(old).close()
@@ -118,7 +118,7 @@ def test_both_disks_lock_files_and_not_their_names(place: tuple[Disk, str]) -> N
         disk.lock_file(old).release()
 
 
-def test_both_disks_give_a_file_two_names(place: tuple[Disk, str]) -> None:
+def test_disk_links_a_file_to_a_second_name(place: tuple[Disk, str]) -> None:
     disk, directory = place
     old, new = f"{directory}/old", f"{directory}/new"
     disk.create(old).close()
@@ -132,7 +132,7 @@ def test_both_disks_give_a_file_two_names(place: tuple[Disk, str]) -> None:
         assert file.read_at(0, 100) == b"both"
 
 
-def test_both_disks_overwrite_what_is_there_and_let_nothing_grow(place: tuple[Disk, str]) -> None:
+def test_disk_overwrites_within_the_file_only(place: tuple[Disk, str]) -> None:
     disk, directory = place
     path = f"{directory}/file"
     with disk.create(path) as file:
@@ -149,7 +149,7 @@ def test_both_disks_overwrite_what_is_there_and_let_nothing_grow(place: tuple[Di
         assert file.read_at(0, 100) == b"_ello_World!"
 
 
-def test_power_leaves_what_was_overwritten() -> None:
+def test_unsynced_overwrite_may_survive_a_power_loss() -> None:
     machine = storage()
     disk = mount(machine)
     with disk.create("/file") as file:
@@ -171,7 +171,9 @@ def test_power_leaves_what_was_overwritten() -> None:
         (Loss.ANY, 2, {b"abc", b"Xbc"}),
     ],
 )
-def test_each_mark_alone_may_survive_a_crash_among_several(loss: Loss, operation: int, possible: set[bytes]) -> None:
+def test_each_of_several_overwritten_bytes_survives_independently(
+    loss: Loss, operation: int, possible: set[bytes]
+) -> None:
     found = set()
     for seed in range(40):
         machine, life = storage(seed), Life("a")
@@ -189,7 +191,7 @@ def test_each_mark_alone_may_survive_a_crash_among_several(loss: Loss, operation
     assert found == possible
 
 
-def test_power_takes_what_was_not_synced() -> None:
+def test_power_loss_drops_unsynced_data() -> None:
     machine = storage()
     disk = mount(machine)
     disk.make_directory("/d")
@@ -207,7 +209,7 @@ def test_power_takes_what_was_not_synced() -> None:
     assert (after.open("/d/kept").read_at(0, 99), after.size("/d/unsynced")) == (b"synced", 0)
 
 
-def test_a_process_takes_nothing_with_it() -> None:
+def test_process_death_keeps_unsynced_data() -> None:
     machine = storage()
     disk = mount(machine)
     disk.create("/file").append(b"written")
@@ -218,7 +220,7 @@ def test_a_process_takes_nothing_with_it() -> None:
     after.lock("/")
 
 
-def test_any_part_of_what_was_not_synced_may_be_there() -> None:
+def test_any_prefix_of_unsynced_data_may_survive() -> None:
     found = set()
     for seed in range(200):
         machine = storage(seed)
@@ -234,7 +236,7 @@ def test_any_part_of_what_was_not_synced_may_be_there() -> None:
     assert found == {b"ab", b"abc", b"ab\0", b"abcd", b"abc\0", b"ab\0\0", b"abcde", b"abcd\0"}
 
 
-def test_a_sector_may_be_there_while_one_before_it_is_zeros() -> None:
+def test_sector_may_survive_while_an_earlier_one_is_zeroed() -> None:
     found = set()
     for seed in range(200):
         machine = storage(seed)
@@ -252,7 +254,7 @@ def test_a_sector_may_be_there_while_one_before_it_is_zeros() -> None:
     assert {"bbc", "\0bc", "b\0c", "bb\0", "\0\0c", "bb-", "---"} <= found
 
 
-def test_files_survive_apart_from_each_other_and_from_names() -> None:
+def test_files_and_names_survive_independently() -> None:
     found = set()
     for seed in range(400):
         machine = storage(seed)
@@ -264,7 +266,7 @@ def test_files_survive_apart_from_each_other_and_from_names() -> None:
     assert {(), (b"",), (b"a",), (b"", b""), (b"a", b""), (b"", b"b"), (b"a", b"b")} <= found
 
 
-def test_what_a_sync_could_not_write_no_later_one_does() -> None:
+def test_data_of_a_failed_sync_is_not_written_by_a_later_one() -> None:
     machine = storage()
     disk = mount(machine)
     file = disk.create("/file")
@@ -282,7 +284,7 @@ def test_what_a_sync_could_not_write_no_later_one_does() -> None:
     assert machine.failure_count == 1
 
 
-def test_rot_is_one_bit_for_all_who_read_and_after_a_loss_of_power() -> None:
+def test_bit_rot_is_visible_to_all_readers_and_survives_a_power_loss() -> None:
     machine = storage()
     disk = mount(machine)
     file = disk.create("/file")
@@ -294,7 +296,7 @@ def test_rot_is_one_bit_for_all_who_read_and_after_a_loss_of_power() -> None:
     assert bytes(machine.names["/file"].data) == b"acc"
 
 
-def test_renames_survive_in_their_order() -> None:
+def test_renames_survive_in_order() -> None:
     for seed in range(50):
         machine = storage(seed)
         disk = mount(machine)
@@ -304,7 +306,7 @@ def test_renames_survive_in_their_order() -> None:
         assert "".join(name[1:] for name in sorted(machine.names)) in ("", "a", "ab", "abc")
 
 
-def test_the_disk_of_the_dead_is_dead() -> None:
+def test_disk_of_a_dead_process_is_unusable() -> None:
     machine, life = storage(), Life("a")
     disk = mount(machine, life)
     file = disk.create("/file")
@@ -319,7 +321,7 @@ def test_the_disk_of_the_dead_is_dead() -> None:
             call()
 
 
-def test_a_process_dies_in_the_middle_of_an_operation() -> None:
+def test_process_may_die_in_the_middle_of_an_operation() -> None:
     sizes = set()
     for seed in range(50):
         machine, life = storage(seed), Life("a")
@@ -337,7 +339,7 @@ def test_a_process_dies_in_the_middle_of_an_operation() -> None:
     assert sizes == {5, 6, 7}
 
 
-def test_a_full_disk_takes_what_fits() -> None:
+def test_full_disk_writes_as_much_as_fits() -> None:
     machine = storage()
     machine.room = 3
     disk = mount(machine)
@@ -349,7 +351,7 @@ def test_a_full_disk_takes_what_fits() -> None:
     assert disk.free_space("/") == 3
 
 
-def test_a_broken_call_fails_by_name() -> None:
+def test_broken_call_fails() -> None:
     machine = storage()
     file = mount(machine).create("/file")
     machine.broken.add("sync")

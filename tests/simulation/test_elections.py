@@ -95,7 +95,7 @@ async def test_three_nodes_elect_a_leader(sim: Simulation) -> None:
 
 
 @simulated(seeds=some(4))
-async def test_a_killed_leader_is_replaced_in_time_and_nothing_that_was_confirmed_is_lost(sim: Simulation) -> None:
+async def test_killed_leader_is_replaced_in_time_without_losing_confirmed_rows(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate")
     first = await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -144,7 +144,7 @@ async def test_a_voter_never_leads(sim: Simulation) -> None:
 
 
 @simulated(seeds=some(2))
-async def test_by_hand_the_leader_is_whoever_was_promoted_last(sim: Simulation) -> None:
+async def test_manual_leader_is_the_member_promoted_last(sim: Simulation) -> None:
     await start_set(sim, election_mode="manual")
     await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -163,7 +163,7 @@ async def test_by_hand_the_leader_is_whoever_was_promoted_last(sim: Simulation) 
 
 @pytest.mark.parametrize("mode", ["manual", "candidate"])
 @simulated(seeds=some(2))
-async def test_a_demoted_leader_gives_way(sim: Simulation, mode: str) -> None:
+async def test_demoted_leader_resigns(sim: Simulation, mode: str) -> None:
     await start_set(sim, election_mode=mode)
     first = await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -214,7 +214,7 @@ async def test_a_restart_keeps_term_and_vote(sim: Simulation, loses_power: bool)
 
 
 @simulated(seeds=some(2))
-async def test_a_node_that_hears_nobody_disturbs_nobody_when_it_is_back(sim: Simulation) -> None:
+async def test_isolated_node_does_not_depose_the_leader_when_it_returns(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate")
     leader = await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -230,7 +230,7 @@ async def test_a_node_that_hears_nobody_disturbs_nobody_when_it_is_back(sim: Sim
 
 
 @simulated(seeds=some(2))
-async def test_a_node_that_lost_the_leader_alone_waits_while_others_hear_it(sim: Simulation) -> None:
+async def test_node_starts_no_election_while_others_see_the_leader(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate")
     leader = await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -281,7 +281,7 @@ async def test_with_strict_fencing_there_are_never_two_leaders(sim: Simulation) 
 
 
 @simulated(seeds=some(2))
-async def test_without_fencing_a_leader_leads_on_alone(sim: Simulation) -> None:
+async def test_leader_without_fencing_keeps_leading_alone(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate", election_fencing_mode="off")
     first = await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -294,7 +294,7 @@ async def test_without_fencing_a_leader_leads_on_alone(sim: Simulation) -> None:
 
 @pytest.mark.parametrize("loses_power", [False, True])
 @simulated(seeds=some(2))
-async def test_all_restart_at_once_and_elect_a_leader_in_a_new_term(sim: Simulation, loses_power: bool) -> None:
+async def test_restart_of_all_members_elects_a_leader_in_a_new_term(sim: Simulation, loses_power: bool) -> None:
     await start_set(sim, election_mode="candidate")
     first = await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -313,7 +313,7 @@ async def test_all_restart_at_once_and_elect_a_leader_in_a_new_term(sim: Simulat
 
 
 @simulated(seeds=some(2))
-async def test_a_member_that_joins_later_takes_part(sim: Simulation) -> None:
+async def test_member_that_joins_later_takes_part_in_elections(sim: Simulation) -> None:
     await start_set(sim, "ab", election_mode="candidate")
     leader = await elect(sim, "ab")
     await sim.until(lambda: all_follow_all(sim, "ab"))

@@ -71,7 +71,7 @@ async def form(sim: Simulation) -> LedSet:
 
 
 @simulated(seeds=range(2))
-async def test_a_set_that_is_well_gives_no_offence(sim: Simulation) -> None:
+async def test_healthy_set_has_no_violations(sim: Simulation) -> None:
     replica_set = await form(sim)
     assert await check_liveness(replica_set, seconds=5) == []
     assert await check_idle(replica_set, seconds=5) == []
@@ -81,7 +81,7 @@ async def test_a_set_that_is_well_gives_no_offence(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_it_is_told_who_does_not_follow(sim: Simulation) -> None:
+async def test_node_that_does_not_follow_is_reported(sim: Simulation) -> None:
     replica_set = await form(sim)
     sim.isolate("x")
     await sim.sleep(10)
@@ -127,7 +127,7 @@ async def lose_power_for_a_moment(sim: Simulation) -> LedSet:
 
 
 @simulated(seeds=range(3))
-async def test_who_follows_a_connection_that_is_gone_does_not_follow_yet(sim: Simulation) -> None:
+async def test_replica_on_a_dead_connection_does_not_follow_yet(sim: Simulation) -> None:
     replica_set = await lose_power_for_a_moment(sim)
     assert [name for name in NAMES if follows(sim, name, "a")] == ["b", "c"], "the outage was noticed"
     assert {"b", "c"} <= set(not_following(replica_set))
@@ -135,7 +135,7 @@ async def test_who_follows_a_connection_that_is_gone_does_not_follow_yet(sim: Si
 
 
 @simulated()
-async def test_who_never_notices_that_a_connection_is_gone_is_told(sim: Simulation) -> None:
+async def test_replica_that_never_notices_a_dead_connection_is_reported(sim: Simulation) -> None:
     with patch("flowstone.node.synchro.elections.Elections.disconnect_timeout", 3600.0):
         replica_set = await lose_power_for_a_moment(sim)
         (found,) = await check_liveness(replica_set, seconds=10)
@@ -144,7 +144,7 @@ async def test_who_never_notices_that_a_connection_is_gone_is_told(sim: Simulati
 
 
 @simulated()
-async def test_a_write_that_nobody_takes_is_told(sim: Simulation) -> None:
+async def test_rejected_write_is_reported(sim: Simulation) -> None:
     replica_set = await form(sim)
     await sim.on("a", sim.node("a").reconfigure(read_only=True))
     (found,) = await check_liveness(replica_set, seconds=5)
@@ -152,7 +152,7 @@ async def test_a_write_that_nobody_takes_is_told(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_view_that_nobody_closed_is_told(sim: Simulation) -> None:
+async def test_leaked_read_view_is_reported(sim: Simulation) -> None:
     replica_set = await form(sim)
     view = sim.node("b").box.open_view()
     assert await check_idle(replica_set, seconds=5) == ["b has 1 views with nothing to do"]
@@ -160,7 +160,7 @@ async def test_a_view_that_nobody_closed_is_told(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_tuples_that_differ_are_told(sim: Simulation) -> None:
+async def test_different_tuples_are_reported(sim: Simulation) -> None:
     replica_set = await form(sim)
     spaces = sim.node("x").box.spaces
     space = spaces.pop(SPACE_ID)
@@ -170,7 +170,7 @@ async def test_tuples_that_differ_are_told(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_space_that_only_the_directory_has_is_told(sim: Simulation) -> None:
+async def test_space_missing_in_memory_is_reported(sim: Simulation) -> None:
     replica_set = await form(sim)
     boxes = {name: sim.node(name).box for name in names(replica_set)}
     logs = [read_log(name, sim.storage(name)) for name in boxes]
@@ -181,7 +181,7 @@ async def test_a_space_that_only_the_directory_has_is_told(sim: Simulation) -> N
 
 
 @simulated()
-async def test_logs_that_were_removed_are_read(sim: Simulation) -> None:
+async def test_removed_logs_are_checked(sim: Simulation) -> None:
     replica_set = await form(sim)
     for _ in range(4):
         await Writer(sim, 1).run("a", 5)
@@ -224,13 +224,13 @@ def log(name: str, *records: Record, start: dict[int, int] | None = None, replic
         ([put(1, flags=SYNC)], [], "no verdict on (1, 1) in the log of a"),
     ],
 )
-def test_logs_that_tell_different_stories_are_told(ours: list[Record], theirs: list[Record], words: str) -> None:
+def test_contradictory_logs_are_reported(ours: list[Record], theirs: list[Record], words: str) -> None:
     found = check_logs([log("a", *ours), log("b", *theirs)])
     assert len(found) == 1
     assert words in found[0]
 
 
-def test_who_has_gone_may_have_missed_a_verdict_and_may_not_have_another() -> None:
+def test_former_member_may_lack_a_verdict_but_not_have_a_different_one() -> None:
     ours = log("a", put(1, flags=SYNC), verdict(CONFIRM, 2, 1))
     assert check_logs([ours], [log("b", put(1, flags=SYNC))]) == []
     (found,) = check_logs([ours], [log("b", put(1, flags=SYNC), verdict(ROLLBACK, 2, 1, replica_id=2))])
@@ -258,7 +258,7 @@ def witness(*records: Record) -> NodeLog:
     return log("b", *records, replica_id=2)
 
 
-def test_a_verdict_that_was_lost_with_who_has_gone_may_have_its_lsn_used_by_who_got_its_number() -> None:
+def test_lsn_of_a_verdict_lost_with_a_former_member_may_be_reused_by_the_next_owner_of_its_id() -> None:
     follower = witness(put(1, flags=SYNC), verdict(PROMOTE, 1, 1, term=2, replica_id=2), HEIR_ROW)
     logs = [follower, heir(HEIR_ROW)]
     (found,) = check_logs(logs, [OLD_LEADER])
@@ -273,21 +273,23 @@ def test_a_verdict_that_was_lost_with_who_has_gone_may_have_its_lsn_used_by_who_
     [
         ([witness(HEIR_ROW)], [OLD_LEADER], "row (1, 2) of b is (31, "),  # no other instance had id 1
         ([heir(HEIR_ROW, replica_id=3)], [OLD_LEADER], "row (1, 2) of n is (31, "),
-        ([heir(), witness(HEIR_ROW)], [OLD_LEADER], "row (1, 2) of b is (31, "),  # and here it never wrote
+        ([heir(), witness(HEIR_ROW)], [OLD_LEADER], "row (1, 2) of b is (31, "),  # `n` wrote nothing
         ([heir(HEIR_ROW)], [OLD_LEADER, witness(OLD_LEADER.records[1])], "row (1, 2) of n is (31, "),  # b had it, too
         ([heir(HEIR_ROW), witness(*ROLLED_BACK)], [OLD_LEADER], "(1, 1) is rolled back by the log of b, kept by a's"),
-        ([heir(put(2, 2))], [log("a", put(2, 3), replica_id=1)], "row (1, 2) of n is ("),  # it is not a verdict
-        # there is no later one
+        ([heir(put(2, 2))], [log("a", put(2, 3), replica_id=1)], "row (1, 2) of n is ("),  # the row is not a verdict
+        # the next owner of the id is a former member itself
         ([witness(verdict(CONFIRM, 2, 1))], [OLD_LEADER, heir(HEIR_ROW)], "row (1, 2) of b is (40, "),
     ],
 )
-def test_what_was_not_lost_with_who_has_gone_is_told(logs: list[NodeLog], departed: list[NodeLog], words: str) -> None:
+def test_reused_lsn_of_a_row_that_was_not_lost_is_reported(
+    logs: list[NodeLog], departed: list[NodeLog], words: str
+) -> None:
     (found,) = check_logs(logs, without_lost_verdicts(departed, [*logs, *departed]))
     assert found.startswith(words)
 
 
 @simulated(seeds=range(3))
-async def test_a_confirmation_that_was_lost_with_its_leader_gives_no_offence(sim: Simulation) -> None:
+async def test_confirm_lost_with_an_expelled_leader_is_no_violation(sim: Simulation) -> None:
     """The leader is isolated right after its answer and expelled; its replacement gets its id, as from a real master,
     and leads."""
     options: dict[str, Any] = {"election_mode": "candidate", "election_fencing_mode": "off", "replication_timeout": 0.5}
@@ -319,7 +321,7 @@ async def test_a_confirmation_that_was_lost_with_its_leader_gives_no_offence(sim
     assert FinalHistory(left.logs, left.departed).conflicts == []
 
 
-def test_a_verdict_that_came_too_late_may_be_nothing_elsewhere() -> None:
+def test_late_verdict_may_be_a_nop_in_other_logs() -> None:
     ours = [put(1, flags=SYNC), verdict(ROLLBACK, 2, 1)]
     theirs = [record(Row(NOP, 1, lsn=1, tsn=1)), record(Row(NOP, 1, lsn=2, tsn=2))]
     assert check_logs([log("a", *ours), log("b", *theirs)]) == []
@@ -333,7 +335,7 @@ def test_transaction_split_differently_is_found() -> None:
     assert len(check_logs([log("a", together), log("b", put(1), put(2))])) == 2
 
 
-def test_nothing_is_told_of_what_was_taken_back_and_never_written_elsewhere() -> None:
+def test_rolled_back_row_may_be_a_nop_in_other_logs() -> None:
     ours = log("a", put(1, flags=SYNC), verdict(ROLLBACK, 2, 1))
     theirs = log("b", record(Row(NOP, 1, lsn=1, tsn=1)), verdict(ROLLBACK, 2, 1))
     assert check_logs([ours, theirs]) == []
@@ -355,12 +357,12 @@ def raft(term: int, vote: int) -> Record:
         ),
     ],
 )
-def test_terms_that_do_not_fit_are_told(ours: list[Record], theirs: list[Record], words: str) -> None:
+def test_contradictory_terms_are_reported(ours: list[Record], theirs: list[Record], words: str) -> None:
     assert check_terms([log("a", *ours), log("b", *theirs)]) == [words]
 
 
 @simulated()
-async def test_of_who_departed_all_before_the_first_damage_is_read(sim: Simulation) -> None:
+async def test_log_of_a_former_member_is_read_up_to_the_first_damage(sim: Simulation) -> None:
     await form(sim)
     sim.kill("b")
     storage = sim.storage("b")

@@ -40,7 +40,7 @@ async def with_one_expelled(sim: Simulation) -> tuple[Set, str]:
 
 
 @simulated()
-async def test_expelled_member_that_is_bound_is_fine(sim: Simulation) -> None:
+async def test_expelled_member_that_obeys_is_not_reported(sim: Simulation) -> None:
     replica_set, name = await with_one_expelled(sim)
     violations: list[str] = []
     watch = Expelled(replica_set, violations)
@@ -51,7 +51,7 @@ async def test_expelled_member_that_is_bound_is_fine(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_member_that_was_taken_for_expelled_and_leads_is_told_once(sim: Simulation) -> None:
+async def test_expelled_member_that_leads_is_reported_once(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate")
     leader = await elect(sim)
     others = [each for each in "abc" if each != leader]
@@ -120,7 +120,7 @@ async def test_member_may_lead_until_its_expulsion_is_decided(sim: Simulation) -
 
 
 @simulated()
-async def test_member_that_leads_on_when_its_expulsion_is_decided_is_told(sim: Simulation) -> None:
+async def test_member_that_still_leads_after_its_expulsion_is_committed_is_reported(sim: Simulation) -> None:
     with patch.object(Components, "_expelled", lambda self: None):
         replica_set, name = await with_one_elected_whose_expulsion_is_pending(sim)
         (other,) = replica_set.members
@@ -143,7 +143,7 @@ async def test_member_that_leads_on_when_its_expulsion_is_decided_is_told(sim: S
     ids=["writes", "feeds", "votes"],
 )
 @simulated()
-async def test_expelled_member_that_breaks_its_bounds_is_told(sim: Simulation, harm: Any, words: str) -> None:
+async def test_expelled_member_that_writes_is_reported(sim: Simulation, harm: Any, words: str) -> None:
     replica_set, name = await with_one_expelled(sim)
     violations: list[str] = []
     watch = Expelled(replica_set, violations)
@@ -156,7 +156,7 @@ async def test_expelled_member_that_breaks_its_bounds_is_told(sim: Simulation, h
 
 
 @simulated()
-async def test_run_finds_an_expulsion_that_binds_nobody(sim: Simulation) -> None:
+async def test_run_finds_an_expulsion_without_effect(sim: Simulation) -> None:
     async with under_load(sim) as replica_set:
         leader = replica_set.leader()
         name = next(

@@ -323,7 +323,7 @@ async def test_leader_stays_when_it_expels_a_live_member_of_the_last_quorum(sim:
 
 @DIALECTS
 @simulated(seeds=range(4))
-async def test_rows_of_an_expelled_member_that_was_not_told_are_refused(sim: Simulation, dialect: str) -> None:
+async def test_rows_of_an_expelled_member_unaware_of_it_are_rejected(sim: Simulation, dialect: str) -> None:
     await formed_with_space(sim, dialect=dialect)
     await put(sim, "c", 1)
     await converge(sim)
@@ -460,7 +460,7 @@ async def collect_logs(sim: Simulation, names: Sequence[str]) -> None:
 
 @DIALECTS
 @simulated(seeds=range(4))
-async def test_expelled_member_that_was_not_told_does_not_rejoin_when_its_logs_are_gone(
+async def test_expelled_member_unaware_of_it_does_not_rejoin_when_its_logs_are_deleted(
     sim: Simulation, dialect: str
 ) -> None:
     """A JOIN registers any instance that the master does not know, and would undo the expulsion (seed 1004952)."""
@@ -482,7 +482,7 @@ async def test_expelled_member_that_was_not_told_does_not_rejoin_when_its_logs_a
 
 @pytest.mark.parametrize("is_alone", [False, True])
 @simulated(seeds=range(4))
-async def test_expelled_candidate_that_was_not_told_gets_no_vote_and_deposes_nobody(
+async def test_expelled_candidate_unaware_of_it_gets_no_vote_and_deposes_no_leader(
     sim: Simulation, is_alone: bool
 ) -> None:
     """It is promoted while isolated, or when it reaches the others again: while they see a leader, a candidate does not

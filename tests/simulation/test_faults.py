@@ -77,13 +77,13 @@ def assert_is_well(replica_set: ReplicaSet) -> None:
         assert machine.wall_skew == pytest.approx(0.0, abs=1e-3)
 
 
-def test_plans_know_all_kinds_and_no_others() -> None:
+def test_plans_and_faults_have_the_same_kinds() -> None:
     assert sorted(PLANNED) == sorted(FAULTS)
 
 
 @KINDS
 @simulated()
-async def test_a_fault_takes_effect_and_heals_itself(sim: Simulation, kind: str) -> None:
+async def test_fault_takes_effect_and_heals_itself(sim: Simulation, kind: str) -> None:
     rng = Random(f"{sim.seed}/fault")
     async with under_load(sim) as replica_set:
         for _ in range(ATTEMPTS_MAX):
@@ -96,7 +96,7 @@ async def test_a_fault_takes_effect_and_heals_itself(sim: Simulation, kind: str)
 
 
 @simulated(seeds=range(2))
-async def test_what_finds_nobody_to_harm_has_no_effect(sim: Simulation) -> None:
+async def test_fault_without_a_target_has_no_effect(sim: Simulation) -> None:
     replica_set = ReplicaSet(sim, PLAN)
     await replica_set.form()
     for name in replica_set.names:
@@ -107,7 +107,7 @@ async def test_what_finds_nobody_to_harm_has_no_effect(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(2))
-async def test_a_nemesis_counts_what_took_effect_and_leaves_nothing_broken(sim: Simulation) -> None:
+async def test_nemesis_counts_effective_faults_and_repairs_all(sim: Simulation) -> None:
     async with under_load(sim) as replica_set:
         nemesis = Nemesis(replica_set, Random(f"{sim.seed}/nemesis"), ("kill", "pause", "clog", "cut", "power_loss"))
         begun = sim.now
@@ -120,7 +120,7 @@ async def test_a_nemesis_counts_what_took_effect_and_leaves_nothing_broken(sim: 
 
 
 @simulated()
-async def test_without_synced_logs_no_machine_loses_power(sim: Simulation) -> None:
+async def test_machines_keep_power_if_logs_are_not_synced(sim: Simulation) -> None:
     async with under_load(sim, replace(PLAN, wal_mode="write")) as replica_set:
         await FAULTS["power_loss_of_all"](replica_set, Random(0))
     assert "loses unsynced" not in "".join(sim.trace.lines)

@@ -40,12 +40,12 @@ def heard(*told: OnDone) -> Heard:
     return Heard("x", VClock(), {}, list(told), end=VClock({1: 5}), end_contents=ALL)
 
 
-def test_a_prefix_gives_no_offence() -> None:
+def test_prefix_of_the_history_is_accepted() -> None:
     assert heard(ONE, TWO, FIVE).check(HISTORY) == []
     assert Heard("x", VClock(), {}, [ONE, TWO]).check(HISTORY) == []
 
 
-def test_who_begins_in_the_middle_is_told_the_rest() -> None:
+def test_follower_that_starts_later_gets_the_rest() -> None:
     start = {SYNC_SPACE: {(7,): [7, "two"]}}
     assert Heard("x", VClock({1: 4}), start, [FIVE]).check(HISTORY) == []
 
@@ -70,7 +70,7 @@ def test_who_begins_in_the_middle_is_told_the_rest() -> None:
         (Heard("x", VClock(), {}, [FIVE]), ["x was not told [(1, 1), (1, 2)] and went on"]),
     ],
 )
-def test_what_is_no_prefix_is_told(what: Heard, words: list[str]) -> None:
+def test_each_deviation_from_a_prefix_is_reported(what: Heard, words: list[str]) -> None:
     assert what.check(HISTORY) == words
 
 
@@ -84,31 +84,31 @@ LEADERS = FinalHistory([log("a", put(1, 7, "one"), put(2, 8, "two"), put(1, 9, "
 
 
 @pytest.mark.parametrize("count", range(4))
-def test_a_prefix_of_what_two_leaders_wrote_gives_no_offence(count: int) -> None:
+def test_prefix_of_the_history_of_two_leaders_is_accepted(count: int) -> None:
     told = [FIRST, SECOND, NEXT_LEADERS][:count]
     assert Heard("x", VClock(), {}, told).check(LEADERS, has_one_order=True) == []
 
 
 @pytest.mark.parametrize("told", [[FIRST, NEXT_LEADERS], [FIRST, NEXT_LEADERS, SECOND]])
-def test_rows_of_the_next_leader_before_those_of_the_last_are_told(told: list[OnDone]) -> None:
+def test_rows_of_two_leaders_in_the_wrong_order_are_reported(told: list[OnDone]) -> None:
     heard = Heard("x", VClock(), {}, told)
     assert heard.check(LEADERS, has_one_order=True) == ["x was told (2, 1) where (1, 2) was next"]
     assert heard.check(LEADERS) == [], "only possible if members write at the same time"
 
 
-def test_who_begins_in_the_middle_is_told_the_next_leaders_rows_in_their_place() -> None:
+def test_follower_that_starts_later_gets_the_rows_of_two_leaders_in_order() -> None:
     start = {SYNC_SPACE: {(7,): [7, "one"]}}
     heard = Heard("x", VClock({1: 1}), start, [SECOND, NEXT_LEADERS])
     assert heard.check(LEADERS, has_one_order=True) == []
 
 
-def test_what_a_snapshot_leapt_over_need_not_be_told() -> None:
+def test_changes_skipped_by_a_snapshot_may_be_missing() -> None:
     told = heard(ONE, FIVE)
     told.leaps.append((VClock({1: 1}), VClock({1: 4})))
     assert told.check(HISTORY) == []
 
 
-def test_contents_are_those_of_the_position() -> None:
+def test_contents_are_compared_at_the_position() -> None:
     told = heard(ONE, TWO, FIVE)
     told.end = VClock({1: 6})  # with no other changes
     assert told.check(HISTORY) == []
@@ -116,7 +116,7 @@ def test_contents_are_those_of_the_position() -> None:
     assert "x began at {} with 1 wrong tuples" in told.check(HISTORY)[0]
 
 
-def test_a_position_one_too_far_is_told() -> None:
+def test_position_ahead_of_the_received_changes_is_reported() -> None:
     told = Heard("x", VClock(), {}, [ONE, TWO], end=VClock({1: 5}), end_contents={SYNC_SPACE: {(7,): [7, "two"]}})
     assert len(told.check(HISTORY)) == 2
 
@@ -149,12 +149,12 @@ TOLD = (
 )
 
 
-def test_updates_and_deletions_of_what_is_there_are_told_and_no_others() -> None:
+def test_updates_and_deletions_without_effect_are_not_expected() -> None:
     assert Heard("x", VClock(), {}, list(TOLD), end=VClock({1: 6})).check(UPDATES) == []
 
 
 @pytest.mark.parametrize("left_out", range(len(TOLD)))
-def test_each_that_is_left_out_is_found(left_out: int) -> None:
+def test_each_missing_change_is_found(left_out: int) -> None:
     told = [each for number, each in enumerate(TOLD) if number != left_out]
     expected = f"x was not told [{TOLD[left_out].position}] and went on"
     assert Heard("x", VClock(), {}, told, end=VClock({1: 6})).check(UPDATES) == [expected]
@@ -169,25 +169,25 @@ def test_each_that_is_left_out_is_found(left_out: int) -> None:
         (3, OnDone((1, 6), None, None), "x was told (1, 6) as None → None: [7, 5] → None"),
     ],
 )
-def test_each_that_is_told_wrong_is_found(number: int, wrong: OnDone, words: str) -> None:
+def test_each_wrong_change_is_found(number: int, wrong: OnDone, words: str) -> None:
     told = [*TOLD[:number], wrong, *TOLD[number + 1 :]]
     assert Heard("x", VClock(), {}, told, end=VClock({1: 6})).check(UPDATES) == [words]
 
 
-def test_a_change_where_there_was_nothing_to_change_is_found() -> None:
+def test_change_by_a_row_without_effect_is_found() -> None:
     told = [*TOLD[:2], OnDone((1, 3), None, raw(8, 4)), *TOLD[2:]]
     found = Heard("x", VClock(), {}, told, end=VClock({1: 6})).check(UPDATES)
     assert found == ["x was told (1, 3), which changed nothing"]
 
 
-def test_facts_by_any_log_are_facts() -> None:
+def test_row_committed_in_any_log_is_committed() -> None:
     waiting = put(1, flags=SYNC)
     history = FinalHistory([log("a", waiting, verdict(CONFIRM, 2, 1)), log("b", verdict(PROMOTE, 1, 1, term=2))])
     assert list(history.rows) == [(1, 1), (1, 2)]
     assert not history.withdrawn
 
 
-def test_who_has_gone_tells_what_was_before_all_who_are_left() -> None:
+def test_log_of_a_former_member_provides_the_beginning() -> None:
     founder = log("a", put(1, 7, "one"), put(2, 8, "gone", flags=SYNC), verdict(ROLLBACK, 3, 2), put(4, 9, "four"))
     history = FinalHistory([log("n1", put(5, 9, "five"), begin=4)], [founder])
     assert list(history.rows) == [(1, 1), (1, 3), (1, 4), (1, 5)]
@@ -196,7 +196,7 @@ def test_who_has_gone_tells_what_was_before_all_who_are_left() -> None:
     assert heard(OnDone((1, 2), None, raw(8, "gone"))).check(history)[0] == "x was told (1, 2), which was rolled back"
 
 
-def test_who_has_gone_without_a_verdict_says_nothing() -> None:
+def test_pending_transaction_of_a_former_member_has_no_outcome() -> None:
     founder = log("a", put(1, 7, "one", flags=SYNC), put(2, 8, "two", flags=SYNC))
     history = FinalHistory(
         [log("b", put(1, 7, "one", flags=SYNC), verdict(PROMOTE, 1, 1, term=2, replica_id=2))], [founder]
@@ -208,7 +208,7 @@ def test_who_has_gone_without_a_verdict_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("has_gone", [True, False])
-def test_logs_that_contradict_each_other_are_told_and_who_is_left_is_believed(has_gone: bool) -> None:
+def test_contradictory_logs_are_reported_and_remaining_nodes_prevail(has_gone: bool) -> None:
     alone = log("a", put(1, 7, "one", flags=SYNC), verdict(ROLLBACK, 2, 1))
     other = log("b", put(1, 7, "one", flags=SYNC), verdict(PROMOTE, 1, 1, term=2, replica_id=2))
     history = FinalHistory([other], [alone]) if has_gone else FinalHistory([other, alone])
@@ -227,5 +227,5 @@ def test_final_history_takes_the_outcome_from_others_if_a_node_joined_again_befo
     assert (1, 1) in history.rows
 
 
-def test_contents_are_of_users_spaces() -> None:
+def test_contents_omit_system_spaces() -> None:
     assert contents_of([(280, [raw(1)]), (600, []), (601, [raw(1, "a")])]) == {601: {(1,): [1, "a"]}}

@@ -54,7 +54,7 @@ class Copy:
 
 @DIALECTS
 @simulated(seeds=range(5))
-async def test_it_tells_all_that_happens_over_deaths_and_stops_of_the_node(sim: Simulation, dialect: str) -> None:
+async def test_replica_gets_every_change_while_the_node_is_killed_and_restarted(sim: Simulation, dialect: str) -> None:
     await sim.start("a", dialect=dialect)
     await make_space(sim, "a")
     writer = Writer(sim, 0)
@@ -75,7 +75,7 @@ async def test_it_tells_all_that_happens_over_deaths_and_stops_of_the_node(sim: 
 
 
 @simulated(seeds=range(5))
-async def test_it_goes_on_from_a_snapshot_when_the_logs_are_gone(sim: Simulation) -> None:
+async def test_replica_resumes_from_a_snapshot_when_the_logs_are_deleted(sim: Simulation) -> None:
     await sim.start("a", dialect="2.6", checkpoint_count=1)
     await make_space(sim, "a")
     writer = Writer(sim, 0)
@@ -95,7 +95,7 @@ async def test_it_goes_on_from_a_snapshot_when_the_logs_are_gone(sim: Simulation
 
 
 @simulated(seeds=range(8))
-async def test_a_node_that_lost_rows_with_its_power_is_never_followed_silently(sim: Simulation) -> None:
+async def test_replica_reports_an_upstream_that_lost_rows_in_a_power_loss(sim: Simulation) -> None:
     await sim.start("a", dialect="2.6", wal_mode="write")
     await make_space(sim, "a")
     writer = Writer(sim, 0)
@@ -172,7 +172,7 @@ async def test_replica_without_any_upstream_becomes_stale(sim: Simulation) -> No
 
 
 @simulated()
-async def test_slow_reader_of_changes_holds_the_upstream_and_misses_nothing(sim: Simulation) -> None:
+async def test_slow_reader_of_changes_throttles_the_upstream_and_misses_nothing(sim: Simulation) -> None:
     await form(sim)
     async with flowstone.follow(sim.uri("a"), outside=sim.outside) as replica:
         stream = replica.changes(buffer=2)

@@ -43,7 +43,7 @@ def without_git(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("git")
-def test_seeds_of_a_commit_are_the_same_every_time_and_name_it(tree: Path) -> None:
+def test_seeds_of_a_commit_are_stable_and_name_it(tree: Path) -> None:
     found = fresh(50, tree)
     assert found == fresh(50, tree)
     assert list(found.seeds) == list(range(found.first, found.first + 50))
@@ -51,14 +51,14 @@ def test_seeds_of_a_commit_are_the_same_every_time_and_name_it(tree: Path) -> No
     assert str(found) == f"fresh seeds {found.first} to {found.first + 49}, derived from commit {'1' * 40}"
 
 
-def test_another_commit_has_other_seeds(tree: Path, git: Git) -> None:
+def test_different_commits_have_different_seeds(tree: Path, git: Git) -> None:
     before = fresh(50, tree)
     git.check_out("2" * 40)
     assert not set(before.seeds) & set(fresh(50, tree).seeds)
 
 
 @pytest.mark.usefixtures("without_git")
-def test_a_tree_without_git_has_seeds_by_its_source(tree: Path) -> None:
+def test_seeds_of_a_tree_without_git_depend_on_its_source(tree: Path) -> None:
     before = fresh(50, tree)
     assert before == fresh(50, tree)
     assert before.origin == "the contents of src (no git here)"
@@ -67,7 +67,7 @@ def test_a_tree_without_git_has_seeds_by_its_source(tree: Path) -> None:
 
 
 @pytest.mark.usefixtures("git")
-def test_a_tree_inside_of_another_repository_is_a_tree_without_git(tree: Path) -> None:
+def test_tree_inside_another_repository_counts_as_a_tree_without_git(tree: Path) -> None:
     inside = tree / "unpacked"
     (inside / "src").mkdir(parents=True)
     assert "no git" in fresh(50, inside).origin

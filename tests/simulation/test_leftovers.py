@@ -67,18 +67,18 @@ async def left_by(sim: Simulation, what: str) -> list[str]:
     ],
 )
 @simulated()
-async def test_it_is_found(sim: Simulation, what: str, words: str) -> None:
+async def test_leftover_resource_is_found(sim: Simulation, what: str, words: str) -> None:
     assert any(f"a stopped and left behind {words}" in each for each in await left_by(sim, what))
 
 
 @pytest.mark.parametrize("what", ["nothing", "work", "closed file", "dropped file"])
 @simulated()
-async def test_nothing_else_is(sim: Simulation, what: str) -> None:
+async def test_released_resource_is_not_reported(sim: Simulation, what: str) -> None:
     assert await left_by(sim, what) == []
 
 
 @simulated()
-async def test_a_view_of_a_node_is_found(sim: Simulation) -> None:
+async def test_open_view_of_a_stopped_node_is_found(sim: Simulation) -> None:
     node = await sim.start("a")
     view = node.box.open_view()
     await sim.stop("a")

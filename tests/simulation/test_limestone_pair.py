@@ -11,7 +11,7 @@ from tests.simulation.simulation import Simulation, simulated
 
 
 @simulated(seeds=range(3))
-async def test_it_goes_on_beside_a_node(sim: Simulation) -> None:
+async def test_pair_keeps_its_data_next_to_a_node(sim: Simulation) -> None:
     await sim.start("a")
     pair = LimestonePair(sim, Random(f"{sim.seed}/limestone"))
     pair.start()
@@ -22,7 +22,7 @@ async def test_it_goes_on_beside_a_node(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_session_that_it_lost_is_missed(sim: Simulation) -> None:
+async def test_lost_session_is_found(sim: Simulation) -> None:
     pair = LimestonePair(sim, Random(0))
     pair.start()
     await sim.sleep(5)

@@ -68,13 +68,13 @@ async def is_waiting(sim: Simulation, work: asyncio.Future[int]) -> bool:
 
 
 @simulated(seeds=range(3))
-async def test_an_idle_set_is_read_everywhere(sim: Simulation) -> None:
+async def test_every_member_of_an_idle_set_serves_reads(sim: Simulation) -> None:
     await start(sim)
     assert [await read(sim, name) for name in NAMES] == [0, 0, 0]
 
 
 @simulated(seeds=range(3))
-async def test_a_member_that_the_owner_does_not_reach_reads_what_was_committed(sim: Simulation) -> None:
+async def test_member_cut_off_from_the_owner_reads_committed_data(sim: Simulation) -> None:
     await start(sim)
     sim.black_hole("a", "c", is_one_way=True)
     sim.black_hole("b", "c", is_one_way=True)
@@ -86,7 +86,7 @@ async def test_a_member_that_the_owner_does_not_reach_reads_what_was_committed(s
 
 
 @simulated(seeds=range(3))
-async def test_whoever_is_cut_off_waits_until_it_is_not(sim: Simulation) -> None:
+async def test_read_on_an_isolated_member_waits_until_it_is_reconnected(sim: Simulation) -> None:
     await start(sim)
     sim.isolate("c", is_quiet=sim.random.random() < 0.5)
     await write(sim, "a", 1)
@@ -100,7 +100,7 @@ async def test_whoever_is_cut_off_waits_until_it_is_not(sim: Simulation) -> None
 
 
 @simulated(seeds=range(3))
-async def test_without_a_quorum_time_runs_out(sim: Simulation) -> None:
+async def test_read_times_out_without_a_quorum(sim: Simulation) -> None:
     await start(sim)
     sim.isolate("c", is_quiet=sim.random.random() < 0.5)
     begun = sim.now
@@ -111,7 +111,7 @@ async def test_without_a_quorum_time_runs_out(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(3))
-async def test_what_is_not_confirmed_is_waited_for_and_not_read(sim: Simulation) -> None:
+async def test_read_waits_for_pending_transactions(sim: Simulation) -> None:
     await start(sim)
     await sim.on("a", sim.node("a").reconfigure(replication_synchro_quorum=3, replication_synchro_timeout=100))
     sim.isolate("c")
@@ -127,7 +127,7 @@ async def test_what_is_not_confirmed_is_waited_for_and_not_read(sim: Simulation)
 
 
 @simulated(seeds=range(3))
-async def test_what_is_rolled_back_meanwhile_is_not_read(sim: Simulation) -> None:
+async def test_read_omits_a_transaction_rolled_back_while_it_waits(sim: Simulation) -> None:
     await start(sim)
     await sim.on("a", sim.node("a").reconfigure(replication_synchro_quorum=3, replication_synchro_timeout=2))
     sim.isolate("c")
@@ -139,7 +139,7 @@ async def test_what_is_rolled_back_meanwhile_is_not_read(sim: Simulation) -> Non
 
 
 @simulated(seeds=range(3))
-async def test_a_quorum_that_was_raised_meanwhile_is_not_that_of_what_was_committed_before(sim: Simulation) -> None:
+async def test_read_after_the_quorum_was_raised_returns_earlier_commits(sim: Simulation) -> None:
     await start(sim)
     sim.isolate("c", is_quiet=sim.random.random() < 0.5)
     await write(sim, "a", 1)
@@ -152,8 +152,7 @@ async def test_a_quorum_that_was_raised_meanwhile_is_not_that_of_what_was_commit
 
 @simulated()
 async def test_member_unaware_of_a_new_member_reads_its_commits(sim: Simulation) -> None:
-    """Each of two members, whose quorum is both, alone has everything committed; with three members that no longer
-    holds."""
+    """In a set of two, the quorum is both members, so each has everything committed; in a set of three it may not."""
     await sim.start("a")
     await sim.start("b", replication=[sim.uri("a")])
     await sim.on("a", sim.node("a").reconfigure(replication=[sim.uri("b")]))
@@ -169,7 +168,7 @@ async def test_member_unaware_of_a_new_member_reads_its_commits(sim: Simulation)
 
 
 @simulated(seeds=range(3))
-async def test_an_anonymous_replica_promises_nothing(sim: Simulation) -> None:
+async def test_anonymous_replica_refuses_linearizable_reads(sim: Simulation) -> None:
     await start(sim)
     await sim.start("x", replication=[sim.uri("a")], replication_anon=True, read_only=True)
     with pytest.raises(errors.Unsupported, match="does not support linearizable"):
@@ -187,7 +186,7 @@ async def test_expelled_member_refuses_linearizable_reads_and_says_why(sim: Simu
 
 
 @simulated(seeds=range(3))
-async def test_an_owner_that_was_overthrown_reads_what_the_new_one_has_committed(sim: Simulation) -> None:
+async def test_deposed_owner_reads_commits_of_its_successor(sim: Simulation) -> None:
     await start(sim)
     sim.isolate("a", is_quiet=sim.random.random() < 0.5)
     await sim.on("b", sim.node("b").promote())
@@ -204,7 +203,7 @@ async def test_an_owner_that_was_overthrown_reads_what_the_new_one_has_committed
 
 
 @simulated(seeds=range(3))
-async def test_members_that_come_back_while_they_are_waited_for_count(sim: Simulation) -> None:
+async def test_members_that_return_during_a_read_count(sim: Simulation) -> None:
     await start(sim)
     for name in "bc":
         await sim.stop(name)
@@ -293,7 +292,7 @@ async def read_on(sim: Simulation, register: Register, name: str, until: float) 
 
 
 @simulated(seeds=range(40 if FULL else 4))
-async def test_no_read_is_older_than_what_was_known_when_it_began(sim: Simulation) -> None:
+async def test_no_read_is_stale(sim: Simulation) -> None:
     await start(sim, election_mode="manual")
     register, end = Register(), sim.now + 30
     await asyncio.gather(

@@ -11,7 +11,7 @@ from tests.simulation.simulation import Simulation, simulated
 from tests.simulation.test_network import Place
 
 
-def test_a_link_takes_no_longer_than_others_and_is_not_hit() -> None:
+def test_healthy_link_has_normal_latency_and_counts_no_effects() -> None:
     link, rng = Link(), Random(0)
     assert all(LATENCY[0] <= link.seconds(5.0, rng) <= LATENCY[1] for _ in range(100))
     assert link.is_open()
@@ -19,28 +19,28 @@ def test_a_link_takes_no_longer_than_others_and_is_not_hit() -> None:
     assert link.hit_count == 0
 
 
-def test_loss_is_a_delay_that_doubles() -> None:
+def test_each_loss_doubles_the_delay() -> None:
     link, rng = Link(loss_probability=0.5), Random(0)
     found = {round(link.seconds(0.0, rng) / RETRANSMISSION_SECONDS) for _ in range(300)}
     assert found == {2**losses - 1 for losses in range(RETRANSMISSIONS_MAX + 1)}
     assert 100 < link.hit_count < 200
 
 
-def test_what_a_clogged_link_holds_arrives_when_it_opens() -> None:
+def test_packets_on_a_clogged_link_arrive_when_it_opens() -> None:
     link, rng = Link(opens_at=10.0), Random(0)
     assert 4.0 < link.seconds(6.0, rng) < 4.1
     assert link.seconds(11.0, rng) < 0.1
     assert link.hit_count == 1
 
 
-def test_what_a_fault_stops_is_counted() -> None:
+def test_dropped_packet_is_counted() -> None:
     link = Link(fault=Fault.CUT)
     assert not link.is_open()
     assert link.hit_count == 1
 
 
 @simulated(seeds=range(3))
-async def test_a_clogged_link_lets_everything_through_in_order(sim: Simulation) -> None:
+async def test_clogged_link_delivers_everything_in_order(sim: Simulation) -> None:
     place = await Place(sim).listen()
     stream = await place.connect()
     link = sim.internet.link("scenario", "a")
@@ -55,7 +55,7 @@ async def test_a_clogged_link_lets_everything_through_in_order(sim: Simulation) 
 
 
 @simulated(seeds=range(3))
-async def test_a_clogged_link_holds_who_connects_too(sim: Simulation) -> None:
+async def test_clogged_link_delays_connection_attempts(sim: Simulation) -> None:
     place = await Place(sim).listen()
     sim.internet.link("scenario", "a").opens_at = 3.0
     await place.connect()
@@ -74,7 +74,7 @@ async def test_duplicate_connection_attempt_leaves_the_server_an_unused_connecti
 
 
 @simulated(seeds=range(3))
-async def test_a_frozen_process_hears_everything_when_it_goes_on(sim: Simulation) -> None:
+async def test_resumed_process_receives_everything(sim: Simulation) -> None:
     place = await Place(sim).listen()
     old = await place.connect()
     place.life.is_frozen = True
@@ -95,7 +95,7 @@ async def test_a_frozen_process_hears_everything_when_it_goes_on(sim: Simulation
 
 
 @simulated(seeds=range(3))
-async def test_a_frozen_node_goes_on_where_it_was(sim: Simulation) -> None:
+async def test_resumed_node_continues(sim: Simulation) -> None:
     await sim.start("a")
     client = await sim.client("a")
     sim.freeze("a")

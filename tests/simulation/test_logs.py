@@ -49,51 +49,51 @@ def decided(*records: Record, synchronous: frozenset[int] | None = None) -> list
 SYNC = WAIT_SYNC | WAIT_ACK
 
 
-def test_a_confirmation_keeps_all_up_to_its_lsn_and_what_is_right_behind() -> None:
+def test_confirm_keeps_all_up_to_its_lsn_and_asynchronous_rows_after_it() -> None:
     waiting = put(1, flags=SYNC), put(2, flags=SYNC), put(3, flags=WAIT_SYNC), put(4, flags=SYNC)
     assert decided(*waiting, verdict(CONFIRM, 5, 2)) == [True, True, True, None, True]
 
 
-def test_a_rollback_takes_all_from_its_lsn_on() -> None:
+def test_rollback_withdraws_all_from_its_lsn_on() -> None:
     waiting = put(1, flags=SYNC), put(2, flags=SYNC), put(3, flags=WAIT_SYNC)
     assert decided(*waiting, verdict(ROLLBACK, 4, 2)) == [None, False, False, True]
 
 
 @pytest.mark.parametrize("kind", [PROMOTE, DEMOTE])
-def test_a_transfer_decides_about_everything(kind: int) -> None:
+def test_transfer_decides_all_pending_transactions(kind: int) -> None:
     waiting = put(1, flags=SYNC), put(2, flags=SYNC)
     assert decided(*waiting, verdict(kind, 1, 1, term=2, replica_id=2)) == [True, False, True]
 
 
-def test_a_transfer_that_knows_another_owner_keeps_nothing() -> None:
+def test_transfer_from_another_owner_keeps_nothing() -> None:
     assert decided(put(1, flags=SYNC), verdict(PROMOTE, 1, 9, owner=3, term=2, replica_id=2)) == [False, True]
 
 
-def test_a_transfer_of_an_old_term_decides_nothing() -> None:
+def test_transfer_with_an_old_term_decides_nothing() -> None:
     first = verdict(PROMOTE, 1, 0, owner=0, term=5)
     stale = verdict(PROMOTE, 1, 9, term=4, replica_id=2)
     assert decided(first, put(2, flags=SYNC), stale) == [True, None, True]
 
 
-def test_a_verdict_about_others_decides_nothing() -> None:
+def test_verdict_on_another_owner_decides_nothing() -> None:
     verdicts = verdict(CONFIRM, 2, 9, owner=2), verdict(ROLLBACK, 3, 1, owner=2)
     assert decided(put(1, flags=SYNC), *verdicts) == [None, True, True]
 
 
-def test_what_does_not_wait_is_kept_at_once() -> None:
+def test_asynchronous_transaction_is_kept_at_once() -> None:
     assert decided(put(1, flags=SYNC), put(1, replica_id=2), verdict(ROLLBACK, 2, 1)) == [False, True, True]
 
 
-def test_without_flags_the_space_says_what_waits_and_everything_behind_it_does() -> None:
+def test_rows_without_flags_are_synchronous_by_space_and_block_later_rows() -> None:
     records = put(1), put(2, space=PLAIN_SPACE), verdict(ROLLBACK, 3, 1), put(4, space=PLAIN_SPACE)
     assert decided(*records, synchronous=frozenset({SYNC_SPACE})) == [False, False, True, True]
 
 
-def test_nothing_waits_where_nothing_is() -> None:
+def test_nop_is_kept_at_once() -> None:
     assert decided(record(Row(NOP, 1, lsn=1, tsn=1, flags=1 | SYNC))) == [True]
 
 
-def test_rows_make_what_they_say() -> None:
+def test_replay_applies_rows() -> None:
     def row(kind: RequestType, **body: object) -> Row:
         return Row(kind, 1, body=msgpack.packb({Key[key].value: value for key, value in body.items()}))
 
@@ -113,7 +113,7 @@ def test_rows_make_what_they_say() -> None:
         replay.apply([row(RequestType.UPSERT, SPACE_ID=600, TUPLE=(3, 1), OPS=[("-", 1, 4)])])
 
 
-def test_a_replay_leaves_out_what_was_taken_back_and_what_the_snapshot_has() -> None:
+def test_replay_skips_withdrawn_rows_and_rows_in_the_snapshot() -> None:
     snapshot = [put(0, 1, "old").rows[0]]
     records = [put(1, 1, "older"), put(2, 2, "new"), put(3, 3, "gone", flags=SYNC), verdict(ROLLBACK, 4, 3)]
     decide(records, None)

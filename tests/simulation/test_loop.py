@@ -17,7 +17,7 @@ def run(scenario: Coroutine[Any, Any, Any], loop: VirtualLoop | None = None) -> 
     return (loop or VirtualLoop()).run_until_complete(scenario)
 
 
-def test_a_year_passes_at_once() -> None:
+def test_long_sleep_returns_at_once() -> None:
     async def scenario() -> float:
         before = time.monotonic()
         await asyncio.sleep(365 * 86400)
@@ -27,7 +27,7 @@ def test_a_year_passes_at_once() -> None:
     assert run(scenario()) == 365 * 86400
 
 
-def test_timers_come_in_order_and_those_of_one_moment_as_they_were_set() -> None:
+def test_timers_run_in_order_and_equal_ones_in_order_of_creation() -> None:
     async def scenario() -> list[int]:
         loop, seen = asyncio.get_running_loop(), list[int]()
         for number, delay in enumerate([3, 1, 2, 1, 1, 0]):
@@ -38,7 +38,7 @@ def test_timers_come_in_order_and_those_of_one_moment_as_they_were_set() -> None
     assert run(scenario()) == [5, 1, 3, 4, 2, 0]
 
 
-def test_a_timeout_is_one_of_virtual_time() -> None:
+def test_timeout_expires_in_virtual_time() -> None:
     async def scenario() -> float:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(60):
@@ -48,7 +48,7 @@ def test_a_timeout_is_one_of_virtual_time() -> None:
     assert run(scenario()) == 60
 
 
-def test_cancelled_timers_do_not_move_the_clock_and_do_not_pile_up() -> None:
+def test_cancelled_timers_do_not_advance_the_clock_or_accumulate() -> None:
     loop = VirtualLoop()
 
     async def scenario() -> None:
@@ -62,7 +62,7 @@ def test_cancelled_timers_do_not_move_the_clock_and_do_not_pile_up() -> None:
     assert len(loop._timers) < 2500
 
 
-def test_waiting_for_what_nobody_will_do_is_an_error() -> None:
+def test_deadlock_is_an_error() -> None:
     async def scenario() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -70,7 +70,7 @@ def test_waiting_for_what_nobody_will_do_is_an_error() -> None:
         run(scenario())
 
 
-def test_going_round_in_circles_is_an_error() -> None:
+def test_endless_loop_without_waiting_is_an_error() -> None:
     def again() -> None:
         asyncio.get_running_loop().call_soon(again)
 
@@ -96,7 +96,7 @@ def test_scenario_past_its_deadline_is_an_error_that_says_where_it_waits() -> No
         run(scenario(), loop)
 
 
-def test_the_dead_do_not_even_run_their_finally() -> None:
+def test_dead_process_does_not_run_its_finally_blocks() -> None:
     loop, said = VirtualLoop(), list[str]()
     life = Life("a")
 
@@ -122,7 +122,7 @@ def test_the_dead_do_not_even_run_their_finally() -> None:
     assert not life.tasks
 
 
-def test_whatever_a_life_starts_belongs_to_it() -> None:
+def test_tasks_started_by_a_life_belong_to_it() -> None:
     loop, said = VirtualLoop(), list[str]()
     life = Life("a")
 
@@ -146,7 +146,7 @@ def test_whatever_a_life_starts_belongs_to_it() -> None:
     loop.bury([life])
 
 
-def test_an_exception_that_nobody_catches_is_told() -> None:
+def test_unhandled_exception_is_reported() -> None:
     loop, told = VirtualLoop(), list[dict[str, Any]]()
     loop.on_failure = told.append
 

@@ -52,18 +52,18 @@ def test_rows_that_only_an_expelled_member_had_may_be_lost() -> None:
         ([left()], [gone(replica_id=3)], [f"no member that has gone has written {(1, lsn)}" for lsn in (2, 3, 4)]),
     ],
 )
-def test_rows_that_others_had_or_that_were_facts_may_not(
+def test_rows_that_others_had_or_that_were_committed_may_not_be_lost(
     logs: list[NodeLog], departed: list[NodeLog], words: list[str]
 ) -> None:
     assert check(logs, departed) == words
 
 
-def test_asynchronous_rows_are_facts_when_they_are_written() -> None:
+def test_asynchronous_rows_are_committed_when_written() -> None:
     lone = log("c", put(2), verdict(CONFIRM, 3, 1), put(4, flags=SYNC), replica_id=1)
     assert check([left()], [lone]) == ["(1, 2) was a fact"]
 
 
-def test_rows_of_the_member_with_a_reused_id_are_no_copies() -> None:
+def test_rows_of_a_member_with_a_reused_id_are_not_copies() -> None:
     heir = log("n", put(2, 7), replica_id=1, start={1: 1, 2: 1})
     later = log("m", replica_id=4, start={1: 9, 2: 1})
     assert check([left(put(2, 7)), heir, later], [gone()]) == []

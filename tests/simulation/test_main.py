@@ -21,7 +21,7 @@ def fast_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "run", run_badly_twice)
 
 
-def test_one_run_ends_with_verdict_and_hash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_run_ends_with_verdict_and_hash(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--seed", "3"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "seed 3: ok hash hash3"
 
@@ -50,7 +50,7 @@ def test_violated_seeds_are_named_and_fail(capsys: pytest.CaptureFixture[str]) -
     assert out.splitlines()[-1].endswith("4, 6")
 
 
-def test_a_soak_ends_when_its_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_soak_ends_when_its_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--soak", "0.2", "--jobs", "2", "--first", "100"]) == 0
     assert "seeds 100 to" in capsys.readouterr().out
 
@@ -70,6 +70,6 @@ def test_fresh_seeds_run_after_the_fixed_ones_and_are_named_first(
 
 
 @pytest.mark.parametrize("arguments", [[], ["--seed", "1", "--fresh", "2"], ["--soak", "1", "--fresh", "2"]])
-def test_a_command_line_that_names_no_runs_or_too_many_is_refused(arguments: list[str]) -> None:
+def test_command_line_without_runs_or_with_conflicting_options_is_rejected(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(arguments)

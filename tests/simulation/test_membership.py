@@ -49,7 +49,7 @@ async def write_until(sim: Simulation, writer: Writer, name: str, deadline: floa
 
 @DIALECTS
 @simulated(seeds=range(4))
-async def test_replicas_join_a_master_that_writes_while_all_of_them_die(sim: Simulation, dialect: str) -> None:
+async def test_replicas_join_a_writing_master_while_all_of_them_crash(sim: Simulation, dialect: str) -> None:
     await sim.start("a", dialect=dialect, wal_mode="fsync", wal_max_size=20_000)
     await make_space(sim, "a")
     writers = [Writer(sim, number) for number in range(2)]
@@ -81,8 +81,8 @@ async def test_replicas_join_a_master_that_writes_while_all_of_them_die(sim: Sim
 
 @DIALECTS
 @simulated(seeds=range(3))
-async def test_a_new_member_follows_those_who_hear_of_it_late(sim: Simulation, dialect: str) -> None:
-    """While others cannot reach the member that registered it, they do not know it, however often it asks them."""
+async def test_new_member_follows_members_that_learn_of_it_late(sim: Simulation, dialect: str) -> None:
+    """Members that cannot reach the one that registered it do not know it, however often it connects."""
     await start_set(sim, dialect=dialect, replication_timeout=0.5)
     await sim.until(lambda: all_follow_all(sim), what="all follow all")
     await make_space(sim, "a")  # else all members are as empty as the new one, which may bootstrap a set of its own
@@ -101,7 +101,7 @@ async def test_a_new_member_follows_those_who_hear_of_it_late(sim: Simulation, d
 
 
 @simulated(seeds=range(5))
-async def test_who_waits_for_a_join_from_a_machine_without_power_gives_up(sim: Simulation) -> None:
+async def test_join_from_a_machine_that_lost_power_times_out(sim: Simulation) -> None:
     await sim.start("a", wal_mode="fsync")
     starting = asyncio.gather(start_at_last(sim, "b", replication=[sim.uri("a")], replication_connect_timeout=3))
     await sim.until(lambda: "/b" in sim.storage("b").directories)
@@ -114,8 +114,8 @@ async def test_who_waits_for_a_join_from_a_machine_without_power_gives_up(sim: S
 
 
 @simulated(seeds=range(5))
-async def test_who_gets_nothing_of_the_data_it_is_to_join_anew_goes_on_with_its_own(sim: Simulation) -> None:
-    """The only peer that it reaches lacks the logs that it needs; while it waits, one returns that has them."""
+async def test_member_keeps_its_data_if_its_rejoin_receives_nothing(sim: Simulation) -> None:
+    """The only reachable peer lacks the logs that the member needs; another peer, which has them, returns meanwhile."""
     options = {"replication_timeout": 0.5, "replication_connect_timeout": 3, "bootstrap_strategy": "legacy"}
     await start_set(sim, "ab", **options)
     await make_space(sim, "a")
@@ -138,7 +138,7 @@ async def test_who_gets_nothing_of_the_data_it_is_to_join_anew_goes_on_with_its_
 
 
 @simulated(seeds=range(5))
-async def test_a_registered_replica_of_a_mesh_of_2_6_has_one_id(sim: Simulation) -> None:
+async def test_registered_replica_of_a_2_6_mesh_has_one_id(sim: Simulation) -> None:
     """Its id arrives with the next rows: it must not ask another master for an id in the meantime."""
     await start_set(sim, "ab", dialect="2.6")
     await make_space(sim, "a")
@@ -176,7 +176,7 @@ async def insert_the_same_key_on_both_sides_of_a_cut(sim: Simulation) -> None:
 
 @DIALECTS
 @simulated(seeds=range(2))
-async def test_a_conflict_stops_both_sides_with_its_name(sim: Simulation, dialect: str) -> None:
+async def test_conflict_stops_replication_on_both_sides(sim: Simulation, dialect: str) -> None:
     await start_set(sim, dialect=dialect)
     await insert_the_same_key_on_both_sides_of_a_cut(sim)
     sides = (("a", "c"), ("c", "a"))
@@ -196,7 +196,7 @@ async def test_conflicts_are_skipped_on_request_and_positions_stay_equal(sim: Si
 
 
 @simulated(seeds=range(4))
-async def test_a_replica_whose_logs_are_gone_joins_anew(sim: Simulation) -> None:
+async def test_replica_rejoins_when_the_logs_it_needs_are_deleted(sim: Simulation) -> None:
     """A restarted 2.6 master forgets which logs its replicas need, and here is configured not to wait for them."""
     options: dict[str, Any] = {"wal_max_size": 5000, "checkpoint_count": 1, "wal_cleanup_delay": 0}
     await start_set(sim, "ab", dialect="2.6", wal_mode="fsync", **options)
@@ -225,7 +225,7 @@ async def test_a_replica_whose_logs_are_gone_joins_anew(sim: Simulation) -> None
 
 
 @simulated(seeds=range(3))
-async def test_a_leader_that_nobody_hears_makes_no_members(sim: Simulation) -> None:
+async def test_isolated_leader_registers_no_members(sim: Simulation) -> None:
     """Its history would diverge: the others have elected a new leader by then (seed 1026 of a set with joins)."""
     await start_set(sim, NAMES, election_mode="candidate", replication_timeout=0.5, replication_synchro_timeout=2)
     await sim.until(lambda: all_follow_all(sim) and leaders(sim, NAMES))
@@ -242,7 +242,7 @@ async def test_a_leader_that_nobody_hears_makes_no_members(sim: Simulation) -> N
 
 @simulated()
 async def test_ballot_of_a_starting_node_shows_where_its_logs_begin(sim: Simulation) -> None:
-    """A replica that starts at the same time decides by it whether it can follow, or must rejoin."""
+    """A replica that starts at the same time uses the ballot to decide whether it can follow or must rejoin."""
     await sim.start("a", checkpoint_count=1)
     await make_space(sim, "a")
     client = await sim.client("a")

@@ -1,4 +1,4 @@
-"""Operators expel members under all circumstances, and leave no node with lost rows."""
+"""Operators can expel a member in any state, and leave no node with rows that are lost elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.test_faults import PLAN, under_load
 async def test_leader_elected_during_its_expulsion_resigns(sim: Simulation) -> None:
     async def elect(replica_set: ReplicaSet, name: str) -> None:
         while not replica_set.leads(name):
-            with suppress(errors.OldTerm, errors.InterferingPromote):  # another member stood at the same time
+            with suppress(errors.OldTerm, errors.InterferingPromote):  # another member was a candidate at the same time
                 await sim.on(name, sim.node(name).promote())
             await sim.sleep(0.1)
 
@@ -34,7 +34,7 @@ async def test_leader_elected_during_its_expulsion_resigns(sim: Simulation) -> N
 
 
 @simulated(seeds=range(3))
-async def test_who_only_follows_and_has_a_row_that_was_lost_with_a_member_goes_with_it(sim: Simulation) -> None:
+async def test_anonymous_replica_with_a_row_of_the_lost_member_is_dropped(sim: Simulation) -> None:
     async with under_load(sim) as replica_set:
         (follower,), lost = replica_set.anonymous, replica_set.leader()
         assert lost is not None
@@ -56,7 +56,7 @@ async def test_who_only_follows_and_has_a_row_that_was_lost_with_a_member_goes_w
 
 
 @simulated(seeds=range(3))
-async def test_who_only_follows_stays_where_nothing_was_lost(sim: Simulation) -> None:
+async def test_anonymous_replica_stays_if_no_row_was_lost(sim: Simulation) -> None:
     async with under_load(sim) as replica_set:
         lost = next(name for name in replica_set.members if name != replica_set.leader())
         sim.kill(lost)

@@ -32,8 +32,7 @@ UNWATCHED: Final = {
 
 
 def search(name: str, first: int, words: str = "") -> Outcome:
-    """Return the first run that finds the bug by its message: of the ordinary seeds from `first` on, then of earlier
-    ones.
+    """Return the first run that finds the bug by its message. Try ordinary seeds from `first` on, then earlier ones.
 
     Below full scale a run ends when it has found the bug.
     """
@@ -56,7 +55,7 @@ def test_every_mutation_is_found_by_an_ordinary_seed(name: str) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", UNWATCHED)
-def test_faults_reach_what_only_a_moment_shows(name: str) -> None:
+def test_mutation_is_found_without_periodic_checks(name: str) -> None:
     with (
         patch.object(Consensus, "look", lambda *_: None),
         patch.object(MemberPromises, "look", lambda *_: None),
@@ -69,7 +68,7 @@ def test_faults_reach_what_only_a_moment_shows(name: str) -> None:
     ("target", "name"),
     [(Acks, "quorum_lsn"), (Journal, "_write"), (Raft, "_start_election"), (Applying, "_execute")],
 )
-def test_a_patch_that_raises_is_not_called_found(target: type, name: str) -> None:
+def test_patch_that_raises_does_not_count_as_found(target: type, name: str) -> None:
     def raise_it(*_: object, **__: object) -> None:
         raise KeyError("no such mutation any more")
 
@@ -100,16 +99,16 @@ ORDER = "rows of one originator come in their order, each once"
         ("apply_below_the_vclock", ["AssertionError: another (run, line 1 of simulation.py)"], False),
     ],
 )
-def test_a_mutation_is_found_by_its_own_words_only(name: str, violations: list[str], is_found: bool) -> None:
+def test_mutation_is_found_only_by_its_own_message(name: str, violations: list[str], is_found: bool) -> None:
     assert MUTATIONS[name].is_found(violations) is is_found
 
 
-def test_at_least_as_many_mutations_as_were_asked_for() -> None:
+def test_there_are_at_least_fifty_mutations() -> None:
     assert len(MUTATIONS) + len(MUTANTS) >= 50  # those of Limestone are raised errors
     assert set(FOUND_BY) == set(MUTATIONS)
 
 
-def test_the_documented_table_of_mutations_is_the_one_that_the_command_prints() -> None:
+def test_documented_table_of_mutations_matches_the_command() -> None:
     documented = (ROOT / "docs" / "explanation" / "reliability.md").read_text()
     assert "\n".join(table_lines()) in documented
 
@@ -122,11 +121,11 @@ def test_the_documented_table_of_mutations_is_the_one_that_the_command_prints() 
         (rf"{CLIENTS_SAW}|^archive\d+ |(a|b) c", "checker of histories / archive… / a c"),
     ],
 )
-def test_words_of_a_mutation_are_shown_without_the_signs_of_expressions(words: str, said: str) -> None:
+def test_message_pattern_is_shown_as_readable_text(words: str, said: str) -> None:
     assert readable(words) == said
 
 
-def test_a_mutation_is_over_behind_its_with() -> None:
+def test_mutation_ends_with_its_context() -> None:
     original = Acks.quorum_lsn
     for mutate in MUTATIONS.values():
         with mutate():

@@ -75,7 +75,7 @@ async def read_exactly(stream: Stream, size: int) -> bytes:
 
 
 @simulated(seeds=range(5))
-async def test_bytes_arrive_in_order_and_take_their_time(sim: Simulation) -> None:
+async def test_bytes_arrive_in_order_after_a_latency(sim: Simulation) -> None:
     place = await Place(sim).listen()
     stream = await place.connect()
     wanted = b"".join(number.to_bytes(4, "big") for number in range(1000))
@@ -90,7 +90,7 @@ async def test_bytes_arrive_in_order_and_take_their_time(sim: Simulation) -> Non
 
 
 @simulated()
-async def test_nobody_listens_there(sim: Simulation) -> None:
+async def test_connection_to_a_port_without_a_listener_is_refused(sim: Simulation) -> None:
     place = Place(sim)
     with pytest.raises(ConnectionRefusedError):
         await place.connect()
@@ -104,7 +104,7 @@ async def test_nobody_listens_there(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_port_is_taken_once_and_given_back(sim: Simulation) -> None:
+async def test_port_is_bound_once_and_released(sim: Simulation) -> None:
     network = sim.outside.network
     echo = Echo()
     first: Listener = await network.listen("scenario", 0, echo.accept)
@@ -118,7 +118,7 @@ async def test_a_port_is_taken_once_and_given_back(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_reader_who_stops_holds_the_writer_back(sim: Simulation) -> None:
+async def test_stalled_reader_blocks_the_writer(sim: Simulation) -> None:
     place = await Place(sim).listen()
     place.echo.answers = False
     stream = await place.connect()
@@ -142,7 +142,7 @@ async def test_a_reader_who_stops_holds_the_writer_back(sim: Simulation) -> None
 
 
 @simulated()
-async def test_a_cut_resets_both_ends_and_keeps_new_ones_away_until_healed(sim: Simulation) -> None:
+async def test_cut_resets_connections_and_refuses_new_ones_until_healed(sim: Simulation) -> None:
     place = await Place(sim).listen()
     stream = await place.connect()
     stream.write(b"lost")
@@ -160,7 +160,7 @@ async def test_a_cut_resets_both_ends_and_keeps_new_ones_away_until_healed(sim: 
 
 
 @simulated(seeds=range(5))
-async def test_a_black_hole_is_silent_and_gives_back_what_it_took(sim: Simulation) -> None:
+async def test_black_hole_drops_silently_and_retransmits_when_healed(sim: Simulation) -> None:
     place = await Place(sim).listen()
     stream = await place.connect()
     stream.write(b"one ")
@@ -181,7 +181,7 @@ async def test_a_black_hole_is_silent_and_gives_back_what_it_took(sim: Simulatio
 
 
 @simulated()
-async def test_a_black_hole_can_be_of_one_direction(sim: Simulation) -> None:
+async def test_black_hole_may_affect_one_direction(sim: Simulation) -> None:
     place = await Place(sim).listen()
     stream = await place.connect()
     sim.black_hole("a", "scenario", is_one_way=True)
@@ -193,7 +193,7 @@ async def test_a_black_hole_can_be_of_one_direction(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_the_kernel_says_goodbye_for_a_killed_process(sim: Simulation) -> None:
+async def test_kernel_closes_connections_of_a_killed_process(sim: Simulation) -> None:
     place = await Place(sim).listen()
     stream = await place.connect()
     place.die(is_quiet=False)
@@ -204,7 +204,7 @@ async def test_the_kernel_says_goodbye_for_a_killed_process(sim: Simulation) -> 
 
 
 @simulated()
-async def test_nobody_does_for_a_machine_without_power_until_it_is_back(sim: Simulation) -> None:
+async def test_connections_of_a_machine_that_lost_power_are_reset_when_it_is_back(sim: Simulation) -> None:
     place = await Place(sim).listen()
     stream = await place.connect()
     place.die(is_quiet=True)
@@ -219,7 +219,7 @@ async def test_nobody_does_for_a_machine_without_power_until_it_is_back(sim: Sim
 
 @pytest.mark.parametrize("is_black_hole", [False, True])
 @simulated()
-async def test_who_only_waits_learns_of_it_by_keepalive(sim: Simulation, is_black_hole: bool) -> None:
+async def test_waiting_reader_learns_of_a_power_loss_by_keepalive(sim: Simulation, is_black_hole: bool) -> None:
     place = await Place(sim).listen()
     stream = await place.connect()
     before = sim.now

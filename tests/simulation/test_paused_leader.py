@@ -83,7 +83,7 @@ def held(sim: Simulation, name: str) -> set[int]:
 
 
 @simulated(seeds=some(4))
-async def test_servers_recover_what_a_paused_leader_and_its_set_leave(sim: Simulation) -> None:
+async def test_servers_recover_the_files_of_a_paused_leader_and_its_set(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate", dialect="2.11", replication_synchro_timeout=5)
     load = Load(sim)
     await make_space(sim, await elect(sim))
@@ -102,7 +102,7 @@ async def test_servers_recover_what_a_paused_leader_and_its_set_leave(sim: Simul
 
 
 @simulated(seeds=some(4))
-async def test_follower_goes_on_when_its_address_leads_to_another_member(sim: Simulation) -> None:
+async def test_follower_continues_when_its_address_leads_to_another_member(sim: Simulation) -> None:
     """The address may lead to the former leader, which sends rolled-back rows before it sends the PROMOTE that is known
     here."""
     await start_set(sim, election_mode="candidate", dialect="2.11", replication_synchro_timeout=5)

@@ -51,28 +51,28 @@ def test_each_seed_is_run_once() -> None:
     assert [(outcome.seed, outcome.trace_hash) for outcome in found] == [(n, f"hash of {n}") for n in range(20)]
 
 
-def test_there_may_be_fewer_seeds_than_processes() -> None:
+def test_pool_accepts_fewer_seeds_than_processes() -> None:
     assert [outcome.seed for outcome in outcomes([8], 3, run_well)] == [8]
     assert not list(outcomes([], 3, run_well))
 
 
-def test_a_process_that_dies_violates_its_seed_and_no_other() -> None:
+def test_dead_process_violates_only_its_seed() -> None:
     violated = {outcome.seed: outcome.violations for outcome in outcomes(range(8), 2, die_of_three)}
     assert violated == {seed: ["its process ended with 5"] if seed == 3 else [] for seed in range(8)}
 
 
-def test_a_run_that_hangs_violates_its_seed_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_run_violates_only_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "CPU_SECONDS_MAX", 0.3)
     violated = {outcome.seed: outcome.violations for outcome in outcomes(range(8), 2, hang_in_three)}
     expected = ["it took more than 0.3 s of processor time"]
     assert violated == {seed: expected if seed == 3 else [] for seed in range(8)}
 
 
-def test_whoever_has_enough_need_not_take_the_rest() -> None:
+def test_caller_may_stop_before_the_last_outcome() -> None:
     assert len(list(itertools.islice(outcomes(itertools.count(), 2, run_well), 5))) == 5
 
 
-def test_processes_end_with_whoever_has_started_them() -> None:
+def test_workers_end_with_their_parent() -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=tell_who_runs, args=(theirs,))

@@ -29,7 +29,7 @@ def has_all(sim: Simulation, follower: Follower, name: str = "a") -> bool:
 
 @DIALECTS
 @simulated(seeds=range(5))
-async def test_a_follower_gets_a_snapshot_and_then_every_row_once(sim: Simulation, dialect: str) -> None:
+async def test_follower_gets_a_snapshot_and_then_every_row_once(sim: Simulation, dialect: str) -> None:
     await sim.start("a", dialect=dialect)
     await make_space(sim, "a")
     writers = [Writer(sim, number) for number in range(3)]
@@ -44,7 +44,7 @@ async def test_a_follower_gets_a_snapshot_and_then_every_row_once(sim: Simulatio
 
 @DIALECTS
 @simulated(seeds=range(10))
-async def test_cuts_black_holes_and_deaths_lose_and_double_nothing(sim: Simulation, dialect: str) -> None:
+async def test_cuts_black_holes_and_crashes_lose_and_duplicate_no_row(sim: Simulation, dialect: str) -> None:
     await sim.start("a", dialect=dialect, wal_mode="fsync", wal_max_size=20_000)
     await make_space(sim, "a")
     follower = Follower(sim, Dialect(dialect).version_id)
@@ -72,7 +72,7 @@ async def test_cuts_black_holes_and_deaths_lose_and_double_nothing(sim: Simulati
 
 
 @simulated(seeds=range(3))
-async def test_a_log_that_cannot_be_read_stops_the_relay_and_not_for_good(sim: Simulation) -> None:
+async def test_unreadable_log_stops_the_relay_temporarily(sim: Simulation) -> None:
     """No exception is logged: that would fail this test like any other."""
     await sim.start("a", wal_mode="fsync")
     await make_space(sim, "a")
@@ -88,7 +88,7 @@ async def test_a_log_that_cannot_be_read_stops_the_relay_and_not_for_good(sim: S
 
 
 @simulated(seeds=range(3))
-async def test_a_log_that_cannot_be_read_refuses_a_join_and_not_for_good(sim: Simulation) -> None:
+async def test_unreadable_log_rejects_a_join_temporarily(sim: Simulation) -> None:
     await sim.start("a", wal_mode="fsync", wal_max_size=4000)
     await make_space(sim, "a")
     await Writer(sim, 0).run("a", 100)
@@ -104,7 +104,7 @@ async def test_a_log_that_cannot_be_read_refuses_a_join_and_not_for_good(sim: Si
 
 
 @simulated(seeds=range(3))
-async def test_member_whose_vclock_lags_behind_its_relay_is_followed_when_it_has_moved_on(sim: Simulation) -> None:
+async def test_member_whose_vclock_lags_its_relay_is_followed_once_it_has_caught_up(sim: Simulation) -> None:
     """Real 2.6 and 2.11 can send a row before the vclock in their answers to SUBSCRIBE includes it."""
     lags = 0
 
@@ -134,6 +134,6 @@ async def test_member_whose_vclock_lags_behind_its_relay_is_followed_when_it_has
     await converge(sim, "ab")
 
 
-def test_relay_that_reads_logs_survives_their_collection_once_the_replica_has_them_from_another() -> None:
-    """The run that found it: a replica back from a full disk catches up from two members at once."""
+def test_relay_survives_the_collection_of_logs_that_its_replica_has_from_another_member() -> None:
+    """As in the run that found it: after a full disk, a replica catches up from two members at once."""
     assert run(581783091).violations == []

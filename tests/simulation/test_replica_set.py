@@ -26,7 +26,7 @@ async def form(sim: Simulation) -> ReplicaSet:
 
 
 @simulated()
-async def test_a_start_that_fails_on_a_disk_that_is_well_is_told(sim: Simulation) -> None:
+async def test_failed_start_on_a_healthy_disk_is_reported(sim: Simulation) -> None:
     replica_set = await form(sim)
     sim.kill("b")
     with patch.object(Node, "start", side_effect=[FlowstoneError("the log is damaged"), FlowstoneError("again")]):
@@ -37,7 +37,7 @@ async def test_a_start_that_fails_on_a_disk_that_is_well_is_told(sim: Simulation
 
 
 @simulated()
-async def test_a_start_from_a_disk_that_cannot_be_read_may_fail(sim: Simulation) -> None:
+async def test_start_from_an_unreadable_disk_may_fail(sim: Simulation) -> None:
     replica_set = await form(sim)
     sim.kill("b")
     sim.storage("b").broken.add("read_at")
@@ -49,7 +49,7 @@ async def test_a_start_from_a_disk_that_cannot_be_read_may_fail(sim: Simulation)
 
 
 @simulated()
-async def test_a_start_from_a_disk_that_is_rotten_may_fail(sim: Simulation) -> None:
+async def test_start_from_a_rotten_disk_may_fail(sim: Simulation) -> None:
     replica_set = await form(sim)
     sim.kill("b")
     sim.storage("b").is_rotten = True
@@ -61,7 +61,7 @@ async def test_a_start_from_a_disk_that_is_rotten_may_fail(sim: Simulation) -> N
 
 
 @simulated()
-async def test_a_stop_that_fails_on_a_disk_that_is_well_is_told(sim: Simulation) -> None:
+async def test_failed_stop_on_a_healthy_disk_is_reported(sim: Simulation) -> None:
     replica_set = await form(sim)
     stopping = Node.stop
 
@@ -76,7 +76,7 @@ async def test_a_stop_that_fails_on_a_disk_that_is_well_is_told(sim: Simulation)
 
 
 @simulated()
-async def test_a_stop_on_a_disk_that_fails_may_fail(sim: Simulation) -> None:
+async def test_stop_on_a_failing_disk_may_fail(sim: Simulation) -> None:
     replica_set = await form(sim)
     for name in replica_set.names:
         sim.storage(name).broken.update(("append", "sync"))
@@ -89,7 +89,7 @@ async def test_a_stop_on_a_disk_that_fails_may_fail(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_who_is_not_up_in_the_end_says_why(sim: Simulation) -> None:
+async def test_node_that_never_starts_is_reported_with_its_error(sim: Simulation) -> None:
     replica_set = await form(sim)
     sim.kill("b")
     with patch.object(Node, "start", side_effect=FlowstoneError("the log is damaged")):

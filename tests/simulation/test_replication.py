@@ -32,7 +32,7 @@ DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 
 @DIALECTS
 @simulated(seeds=range(5))
-async def test_three_nodes_become_one_replica_set(sim: Simulation, dialect: str) -> None:
+async def test_three_nodes_bootstrap_one_replica_set(sim: Simulation, dialect: str) -> None:
     nodes = await start_set(sim, dialect=dialect)
     infos = [node.info() for node in nodes]
     assert len({info["cluster"]["uuid"] for info in infos}) == 1
@@ -45,7 +45,7 @@ async def test_three_nodes_become_one_replica_set(sim: Simulation, dialect: str)
 
 @DIALECTS
 @simulated(seeds=range(5))
-async def test_what_is_written_on_one_reaches_all(sim: Simulation, dialect: str) -> None:
+async def test_rows_of_one_member_reach_all(sim: Simulation, dialect: str) -> None:
     await start_set(sim, dialect=dialect)
     await make_space(sim, "a")
     writer = Writer(sim, 0)
@@ -58,7 +58,7 @@ async def test_what_is_written_on_one_reaches_all(sim: Simulation, dialect: str)
 
 @DIALECTS
 @simulated(seeds=range(5))
-async def test_a_replica_joins_a_master_that_has_data_and_writes(sim: Simulation, dialect: str) -> None:
+async def test_replica_joins_a_writing_master_with_data(sim: Simulation, dialect: str) -> None:
     await sim.start("a", dialect=dialect)
     await make_space(sim, "a")
     writers = [Writer(sim, number) for number in range(2)]
@@ -72,7 +72,7 @@ async def test_a_replica_joins_a_master_that_has_data_and_writes(sim: Simulation
 
 
 @simulated(seeds=range(5))
-async def test_a_replica_that_was_cut_off_catches_up(sim: Simulation) -> None:
+async def test_isolated_replica_catches_up(sim: Simulation) -> None:
     await start_set(sim)
     await make_space(sim, "a")
     await converge(sim)
@@ -88,7 +88,7 @@ async def test_a_replica_that_was_cut_off_catches_up(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(5))
-async def test_a_replica_that_falls_behind_the_memory_of_its_master_reads_files(sim: Simulation) -> None:
+async def test_replica_that_lags_beyond_the_cached_tail_is_fed_from_files(sim: Simulation) -> None:
     await start_set(sim, wal_max_size=5000)
     await make_space(sim, "a")
     await converge(sim)
@@ -103,7 +103,7 @@ async def test_a_replica_that_falls_behind_the_memory_of_its_master_reads_files(
 
 @pytest.mark.parametrize("victim", ["a", "b"])
 @simulated(seeds=range(5))
-async def test_a_crashed_member_comes_back(sim: Simulation, victim: str) -> None:
+async def test_crashed_member_recovers(sim: Simulation, victim: str) -> None:
     await start_set(sim, wal_mode="fsync")
     await make_space(sim, "a")
     await converge(sim)
@@ -123,7 +123,7 @@ async def test_a_crashed_member_comes_back(sim: Simulation, victim: str) -> None
 
 
 @simulated(seeds=range(5))
-async def test_all_crash_at_once_and_come_back(sim: Simulation) -> None:
+async def test_all_members_recover_after_crashing_at_once(sim: Simulation) -> None:
     await start_set(sim, wal_mode="fsync")
     await make_space(sim, "a")
     await converge(sim)
@@ -142,7 +142,7 @@ async def test_all_crash_at_once_and_come_back(sim: Simulation) -> None:
 
 @DIALECTS
 @simulated(seeds=range(3))
-async def test_an_anonymous_replica_has_the_data_and_no_id(sim: Simulation, dialect: str) -> None:
+async def test_anonymous_replica_has_the_data_and_no_id(sim: Simulation, dialect: str) -> None:
     await sim.start("a", dialect=dialect)
     await make_space(sim, "a")
     writer = Writer(sim, 0)
@@ -183,7 +183,7 @@ async def test_masters_that_write_different_keys_converge(sim: Simulation) -> No
 
 @pytest.mark.parametrize("timeout", [0.5, 3.0])
 @simulated(seeds=range(3))
-async def test_a_silent_peer_is_noticed_after_four_timeouts(sim: Simulation, timeout: float) -> None:
+async def test_silent_peer_is_disconnected_after_four_timeouts(sim: Simulation, timeout: float) -> None:
     await start_set(sim, "ab", replication_timeout=timeout)
     await sim.until(lambda: all_follow_all(sim, "ab"))
     await sim.sleep(20 * timeout)
@@ -200,7 +200,7 @@ async def test_a_silent_peer_is_noticed_after_four_timeouts(sim: Simulation, tim
 
 @DIALECTS
 @simulated(seeds=range(5))
-async def test_a_peer_that_loses_power_while_it_is_connected_to_is_tried_again(sim: Simulation, dialect: str) -> None:
+async def test_connection_is_retried_after_the_peer_lost_power(sim: Simulation, dialect: str) -> None:
     await start_set(sim, "ab", wal_mode="fsync", dialect=dialect)
     await converge(sim, "ab")
     sim.cut("a", "b")
@@ -215,7 +215,7 @@ async def test_a_peer_that_loses_power_while_it_is_connected_to_is_tried_again(s
 
 
 @simulated(seeds=range(3))
-async def test_a_member_without_its_quorum_is_an_orphan_until_it_has_caught_up(sim: Simulation) -> None:
+async def test_member_without_its_quorum_is_an_orphan_until_it_has_caught_up(sim: Simulation) -> None:
     await start_set(sim, dialect="2.6", replication_connect_timeout=5)
     await make_space(sim, "a")
     await converge(sim)
@@ -237,7 +237,7 @@ async def test_a_member_without_its_quorum_is_an_orphan_until_it_has_caught_up(s
 
 
 @simulated(seeds=range(3))
-async def test_logs_wait_for_the_slowest_registered_replica(sim: Simulation) -> None:
+async def test_logs_are_kept_for_the_slowest_registered_replica(sim: Simulation) -> None:
     await start_set(sim, wal_max_size=5000, checkpoint_count=1)
     await make_space(sim, "a")
     await converge(sim)
@@ -295,16 +295,16 @@ async def test_a_storm_of_faults_ends_in_equal_replicas(sim: Simulation) -> None
 
 
 @simulated()
-async def test_an_unreachable_upstream_is_named(sim: Simulation) -> None:
+async def test_unreachable_upstream_is_named(sim: Simulation) -> None:
     with pytest.raises(FlowstoneError, match="replication"):
         await sim.start("b", replication=[sim.uri("a")], replication_connect_timeout=3)
 
 
 @simulated()
-async def test_a_peer_may_be_lost_while_replication_is_configured_anew(
+async def test_peer_may_be_lost_while_replication_is_reconfigured(
     sim: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its applier, which was kept, retries by itself; it was started a second time (seed 906)."""
+    """The reconfiguration keeps its applier, which retries by itself; it must not be started twice (seed 906)."""
     stop = Applier.stop
 
     async def stop_slowly(applier: Applier) -> None:
@@ -346,7 +346,7 @@ print(sim.trace.hash)
 """
 
 
-def test_the_same_seed_is_the_same_run_of_a_cluster_in_any_process() -> None:
+def test_seed_determines_the_run_of_a_cluster_in_any_process() -> None:
     sim = Simulation(3)
     sim.run(eventful)
     for seed in ("1", "2"):

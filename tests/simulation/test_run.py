@@ -34,7 +34,7 @@ def replay(seed: int, hash_seed: int) -> str:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_seed_is_the_same_run_in_any_process_and_shows_as_much_as_it_must(seed: int) -> None:
+def test_seed_determines_a_run_of_sufficient_size_in_any_process(seed: int) -> None:
     outcome = run(seed)
     assert outcome.violations == []
     assert outcome.figures.answered >= OPERATIONS_MIN
@@ -44,7 +44,7 @@ def test_the_same_seed_is_the_same_run_in_any_process_and_shows_as_much_as_it_mu
         assert replay(seed, hash_seed) == f"seed {seed}: ok hash {outcome.trace_hash}"
 
 
-def test_what_the_simulation_raises_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_of_the_simulation_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(self: ReplicaSet) -> None:
         raise TimeoutError("nobody leads")
 
@@ -54,13 +54,13 @@ def test_what_the_simulation_raises_is_a_violation(monkeypatch: pytest.MonkeyPat
     assert outcome.violations[0].startswith("TimeoutError: nobody leads (never, line ")
 
 
-def test_a_run_in_which_too_little_happens_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_too_few_operations_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "SECONDS_MAX", 5.0)
     outcome = run(SEED)
     assert f"only {outcome.figures.answered} operations were answered" in outcome.violations
 
 
-def test_what_clients_saw_is_checked_however_a_run_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_history_is_checked_even_if_the_run_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(self: ReplicaSet) -> None:
         raise TimeoutError("nobody leads")
 

@@ -16,7 +16,7 @@ SMALL_LOGS = {"wal_max_size": 20_000, "checkpoint_wal_threshold": 60_000}
 
 
 @simulated()
-async def test_minutes_pass_in_a_moment(sim: Simulation) -> None:
+async def test_minutes_of_virtual_time_pass_quickly(sim: Simulation) -> None:
     await sim.start("a", checkpoint_interval=200)
     await make_space(sim, "a")
     await sim.sleep(600)
@@ -25,7 +25,7 @@ async def test_minutes_pass_in_a_moment(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_restarted_node_has_its_data_and_its_name(sim: Simulation) -> None:
+async def test_restarted_node_keeps_its_data_and_identity(sim: Simulation) -> None:
     uuid = (await sim.start("a", dialect="2.6")).info()["uuid"]
     await make_space(sim, "a")
     writer = Writer(sim, 0)
@@ -61,19 +61,19 @@ async def live_through(sim: Simulation, *, loss: Loss, rounds: int = 4, **option
 
 
 @simulated(seeds=range(10))
-async def test_what_is_acknowledged_with_fsync_survives_a_loss_of_power(sim: Simulation) -> None:
+async def test_acknowledged_rows_survive_a_power_loss_with_fsync(sim: Simulation) -> None:
     loss = sim.random.choice([Loss.ANY, Loss.ANY, Loss.UNSYNCED])
     writers = await live_through(sim, loss=loss, wal_mode="fsync")
     assert sum(writer.count for writer in writers) > 20
 
 
 @simulated(seeds=range(5))
-async def test_what_is_acknowledged_with_write_survives_the_death_of_the_process(sim: Simulation) -> None:
+async def test_acknowledged_rows_survive_a_process_death_with_mode_write(sim: Simulation) -> None:
     writers = await live_through(sim, loss=Loss.NOTHING, wal_mode="write")
     assert sum(writer.count for writer in writers) > 20
 
 
-def test_losing_power_without_fsync_loses_what_was_acknowledged() -> None:
+def test_acknowledged_rows_are_lost_in_a_power_loss_without_fsync() -> None:
     """The simulated disk can produce the failure that the two tests above look for."""
 
     async def scenario(sim: Simulation) -> None:
@@ -84,7 +84,7 @@ def test_losing_power_without_fsync_loses_what_was_acknowledged() -> None:
 
 
 @simulated()
-async def test_what_a_start_has_found_survives_a_loss_of_power(sim: Simulation) -> None:
+async def test_recovered_rows_survive_a_power_loss(sim: Simulation) -> None:
     """A process was killed between a write and its sync; the next one sends the rows to others (seed 1977)."""
     await sim.start("a", wal_mode="fsync")
     await make_space(sim, "a")
@@ -99,7 +99,7 @@ async def test_what_a_start_has_found_survives_a_loss_of_power(sim: Simulation) 
 
 
 @simulated(seeds=range(3))
-async def test_the_power_may_go_between_a_write_and_its_sync(sim: Simulation) -> None:
+async def test_power_loss_between_a_write_and_its_sync_is_survived(sim: Simulation) -> None:
     await sim.start("a", wal_mode="fsync")
     await make_space(sim, "a")
     space_id = max(sim.node("a").box.spaces)
@@ -115,7 +115,7 @@ async def test_the_power_may_go_between_a_write_and_its_sync(sim: Simulation) ->
 
 
 @simulated()
-async def test_whoever_stops_a_node_that_is_being_stopped_waits_for_its_end(sim: Simulation) -> None:
+async def test_concurrent_stop_waits_for_the_first_one(sim: Simulation) -> None:
     """Two operators at once (seed 2040)."""
     node = await sim.start("a", wal_mode="fsync")
     await make_space(sim, "a")
@@ -135,7 +135,7 @@ async def _both(one: Coroutine[None, None, None], other: Coroutine[None, None, N
 
 
 @simulated()
-async def test_a_killed_node_says_no_goodbye(sim: Simulation) -> None:
+async def test_killed_node_notifies_no_peer(sim: Simulation) -> None:
     await sim.start("a", wal_mode="write")
     await make_space(sim, "a")
     await Writer(sim, 0).run("a", 10)
@@ -148,7 +148,7 @@ async def test_a_killed_node_says_no_goodbye(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_node_waits_for_a_full_disk_and_goes_on(sim: Simulation) -> None:
+async def test_node_continues_after_a_full_disk(sim: Simulation) -> None:
     await sim.start("a", wal_mode="fsync")
     await make_space(sim, "a")
     writer = Writer(sim, 0)
@@ -167,7 +167,7 @@ async def test_a_node_waits_for_a_full_disk_and_goes_on(sim: Simulation) -> None
 
 @pytest.mark.parametrize("mode", ["write", "fsync"])
 @simulated(seeds=range(5))
-async def test_a_disk_that_fails_now_and_then_loses_nothing_acknowledged(sim: Simulation, mode: str) -> None:
+async def test_acknowledged_rows_survive_occasional_disk_failures(sim: Simulation, mode: str) -> None:
     await sim.start("a", wal_mode=mode, **SMALL_LOGS)
     await make_space(sim, "a")
     writers = [Writer(sim, number) for number in range(3)]
@@ -196,7 +196,7 @@ async def eventful(sim: Simulation) -> None:
     await Writer(sim, 5).run("a", 100)
 
 
-def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
+def test_equal_seeds_give_equal_runs_and_different_ones_do_not() -> None:
     hashes = []
     for seed in (7, 7, 8):
         sim = Simulation(seed)
@@ -207,7 +207,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
 
 
 @simulated()
-async def test_a_directory_that_cannot_be_listed_keeps_its_files_until_the_next_checkpoint(sim: Simulation) -> None:
+async def test_files_of_an_unlistable_directory_are_kept_until_the_next_checkpoint(sim: Simulation) -> None:
     node = await sim.start("a", checkpoint_count=1)
     await make_space(sim, "a")
     sim.storage("a").broken.add("list_directory")

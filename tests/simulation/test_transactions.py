@@ -48,7 +48,7 @@ def check(sim: Simulation, name: str) -> None:
 
 @pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 @simulated(seeds=range(4))
-async def test_transactions_are_whole_everywhere_and_always(sim: Simulation, dialect: str) -> None:
+async def test_transactions_are_atomic_on_every_node(sim: Simulation, dialect: str) -> None:
     await start_set(sim, dialect=dialect, wal_mode="fsync", wal_max_size=30_000, replication_timeout=0.5)
     await make_space(sim, "a")
     await converge(sim)

@@ -17,7 +17,7 @@ from tests.simulation.disk import Loss
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.simulation import Simulation, simulated
 from tests.simulation.test_elections import elect
-from tests.simulation.watchers import Chronicle, Sight, Watchers
+from tests.simulation.watchers import LOOK_SECONDS, Chronicle, Sight, Watchers
 from tests.simulation.workload import Writer, make_space
 
 SIGHT = Sight(VClock({1: 5}), VClock({1: 3}), term=4, vote=1, is_leader=False, queue_term=3, queue_owner=2)
@@ -50,7 +50,7 @@ class Set:
         (SIGHT._replace(queue_owner=1), "a has 1 for the owner of the queue in term 3, others have 2"),
     ],
 )
-def test_what_an_instance_has_told_is_not_taken_back(later: Sight, words: str) -> None:
+def test_revoked_state_is_reported(later: Sight, words: str) -> None:
     chronicle = Chronicle()
     chronicle.see("u", "a", SIGHT)
     chronicle.see("u", "a", later)
@@ -58,14 +58,14 @@ def test_what_an_instance_has_told_is_not_taken_back(later: Sight, words: str) -
     assert words in chronicle.violations[0]
 
 
-def test_a_term_has_one_leader() -> None:
+def test_second_leader_of_a_term_is_reported() -> None:
     chronicle = Chronicle()
     chronicle.see("u", "a", SIGHT._replace(is_leader=True))
     chronicle.see("v", "b", SIGHT._replace(is_leader=True))
     assert chronicle.violations == ["b leads term 4, which u does"]
 
 
-def test_growing_is_fine() -> None:
+def test_growing_positions_and_terms_are_accepted() -> None:
     chronicle = Chronicle()
     chronicle.see("u", "a", SIGHT)
     chronicle.see("u", "a", Sight(VClock({1: 6}), VClock({1: 5}), 5, 2, True, 5, 1))
@@ -74,31 +74,33 @@ def test_growing_is_fine() -> None:
 
 
 @simulated(seeds=range(3))
-async def test_rows_that_were_written_and_lost_with_the_power_are_missed(sim: Simulation) -> None:
+async def test_written_rows_lost_in_a_power_loss_are_reported(sim: Simulation) -> None:
     await sim.start("a", wal_mode="write")
     watchers = Watchers(Set(sim, ["a"]))
     await make_space(sim, "a")
     await Writer(sim, 0).run("a", 20)
     sim.crash("a", Loss.UNSYNCED)
     await sim.restart("a")
-    await sim.sleep(0.1)
+    await sim.sleep(LOOK_SECONDS)
+    await sim.sleep(LOOK_SECONDS)  # an idle node is looked at when something happens
     assert any("a went back from" in each for each in watchers.violations)
 
 
 @simulated(seeds=range(3))
-async def test_no_promise_is_seen_where_none_was_made(sim: Simulation) -> None:
+async def test_rows_lost_without_fsync_are_not_reported(sim: Simulation) -> None:
     await sim.start("a", wal_mode="write")
     watchers = Watchers(Set(sim, ["a"], plan=Options(wal_mode="write")))
     await make_space(sim, "a")
     await Writer(sim, 0).run("a", 20)
     sim.crash("a", Loss.UNSYNCED)
     await sim.restart("a")
-    await sim.sleep(0.1)
+    await sim.sleep(LOOK_SECONDS)
+    await sim.sleep(LOOK_SECONDS)  # an idle node is looked at when something happens
     assert not watchers.violations
 
 
 @simulated(seeds=range(3))
-async def test_a_set_whose_leaders_die_gives_no_offence(sim: Simulation) -> None:
+async def test_set_with_crashing_leaders_has_no_violations(sim: Simulation) -> None:
     watchers = Watchers(Set(sim, list(NAMES)))
     await start_set(sim, NAMES, election_mode="candidate", wal_mode="fsync", replication_timeout=0.5)
     for _ in range(3):
@@ -111,7 +113,7 @@ async def test_a_set_whose_leaders_die_gives_no_offence(sim: Simulation) -> None
 
 
 @simulated()
-async def test_what_is_acknowledged_before_it_is_written_is_seen(sim: Simulation) -> None:
+async def test_acknowledgement_before_the_write_is_found(sim: Simulation) -> None:
     watchers = Watchers(Set(sim, list(NAMES)))
     await start_set(sim, NAMES, wal_mode="fsync", replication_timeout=0.5)
     await make_space(sim, "a")
@@ -137,7 +139,7 @@ STOPS = pytest.mark.parametrize(
 
 @STOPS
 @simulated()
-async def test_who_follows_no_more_has_a_reason(
+async def test_stopped_applier_needs_a_valid_reason(
     sim: Simulation, error: TarantoolError, dialect: str, is_right: bool
 ) -> None:
     watchers = Watchers(Set(sim, ["a", "b"], plan=Options(dialect=dialect)))
@@ -151,7 +153,7 @@ async def test_who_follows_no_more_has_a_reason(
 
 
 @simulated()
-async def test_who_dies_of_it_is_asked_for_its_reason_before(sim: Simulation) -> None:
+async def test_stopped_applier_of_a_killed_node_is_reported_once(sim: Simulation) -> None:
     watchers = Watchers(Set(sim, ["a", "b"]))
     await start_set(sim, "ab", wal_mode="fsync")
     with patch.object(NodeSink, "apply", side_effect=errors.TupleFound("there is such a key")):
@@ -165,7 +167,7 @@ async def test_who_dies_of_it_is_asked_for_its_reason_before(sim: Simulation) ->
 
 
 @simulated(seeds=range(3))
-async def test_a_vote_that_is_not_synced_is_seen_where_logs_are_not(sim: Simulation) -> None:
+async def test_unsynced_vote_is_found_with_unsynced_logs(sim: Simulation) -> None:
     watchers = Watchers(Set(sim, list(NAMES), plan=Options(wal_mode="write")))
     with MUTATIONS["skip_the_fsync_of_a_vote_in_mode_write"]():
         await start_set(sim, NAMES, election_mode="candidate", wal_mode="write", replication_timeout=0.5)
@@ -176,7 +178,7 @@ async def test_a_vote_that_is_not_synced_is_seen_where_logs_are_not(sim: Simulat
 
 
 @simulated(seeds=range(3))
-async def test_a_vote_that_is_synced_gives_no_offence_where_logs_are_not(sim: Simulation) -> None:
+async def test_synced_vote_is_accepted_with_unsynced_logs(sim: Simulation) -> None:
     watchers = Watchers(Set(sim, list(NAMES), plan=Options(wal_mode="write")))
     await start_set(sim, NAMES, election_mode="candidate", wal_mode="write", replication_timeout=0.5)
     for _ in range(3):
@@ -189,7 +191,7 @@ async def test_a_vote_that_is_synced_gives_no_offence_where_logs_are_not(sim: Si
 
 @pytest.mark.parametrize("is_anonymous", [False, True])
 @simulated()
-async def test_a_peer_of_2_6_need_not_have_what_was_before_it_came(sim: Simulation, is_anonymous: bool) -> None:
+async def test_peer_of_2_6_may_lack_rows_from_before_it_joined(sim: Simulation, is_anonymous: bool) -> None:
     members, anonymous = (["a", "c"], ["b"]) if is_anonymous else (["a", "b", "c"], [])
     watchers = Watchers(Set(sim, members, anonymous, plan=Options(dialect="2.6")))
     options = {"dialect": "2.6", "wal_mode": "fsync", "replication_connect_timeout": 3}

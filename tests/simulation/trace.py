@@ -21,7 +21,9 @@ LINES_HASHED: Final = 256
 
 
 class Trace:
-    """`note` adds an event; `lines` are the last ones, `story` the relevant ones of them; `hash` covers all."""
+    """`note` adds an event; `lines` has the last events, `story` the relevant ones among these; `hash` covers all
+    events.
+    """
 
     def __init__(self, time: Callable[[], float], *, is_verbose: bool = False) -> None:
         self._time = time

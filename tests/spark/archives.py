@@ -1,4 +1,4 @@
-"""Archives for the tests of changes: written by the archive's own log, on a disk in memory by default."""
+"""Archives for the tests of changes: written by the archive's own log, by default on a disk in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECTORY = "archive"
 
 
 class WrittenArchive:
-    """An archive that begins with an empty snapshot at `{}`; `write` adds blocks, `save` publishes them."""
+    """An archive that begins with an empty snapshot at `{}`; `write` adds blocks, and `save` publishes them."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class WrittenArchive:
         self.log = self._begin(VClock(), snapshot_at)
 
     def _begin(self, start: VClock, at: float) -> ArchiveLog:
-        # Like every snapshot it has the schema version.
+        # Like every snapshot, it has the schema version.
         self.snapshot(start, [(272, ("version", 2, 11, 1))], at)
         verdicts = Verdicts()
         verdicts.start(start)

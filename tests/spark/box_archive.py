@@ -21,11 +21,14 @@ from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import whole
 
 Held = dict[int, list[bytes]]
-"""The tuples of each space with tuples, in primary key order."""
+"""The tuples of each space that has any, in primary key order."""
 
 
 class BoxArchive(WrittenArchive):
-    """`commit` runs steps in a transaction of the box and archives its rows; `held` has the state after each."""
+    """An archive of a box; `commit` runs steps in a transaction of the box and archives its rows.
+
+    `held` has the state after each transaction.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.box: Box = bootstrapped(Dialect.V2_11)

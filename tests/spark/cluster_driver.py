@@ -35,7 +35,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Place:
-    """`shared` is visible to executors, too, `hidden` only to the driver."""
+    """Directories of a cluster test: `shared` is also visible to executors, `hidden` only to the driver."""
 
     shared: Path
     hidden: Path

@@ -1,7 +1,7 @@
 """Spark as several processes on loopback, from the installed PySpark package; driver and executors share nothing.
 
-Executors work in their own directories, and their Python may not open files below `hidden`: whatever a driver keeps
-there must be sent to them.
+Executors work in their own directories, and their Python may not open files below `hidden`: any file that a driver
+keeps there must be sent to them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def standalone(directory: Path, hidden: Path) -> Iterator[tuple[str, dict[str, s
 def _environment(directory: Path, hidden: Path) -> dict[str, str]:
     """Return the environment of drivers and daemons.
 
-    The home consists of links, because Spark writes below its home.
+    The home directory consists of links, because Spark writes below it.
     """
     home, site = directory / "home", directory / "site"
     home.mkdir(parents=True)
@@ -95,7 +95,7 @@ def _run(stack: ExitStack, place: Path, environment: dict[str, str], name: str, 
     log = place / "log"
     command = [str(PACKAGE / "bin/spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
     with log.open("wb") as file:
-        # A group of its own, because the script that starts Java may be its parent.
+        # The daemon has its own process group, because the script that starts Java may be its parent.
         process = subprocess.Popen(
             command,
             cwd=place,
@@ -121,5 +121,5 @@ def _wait(log: Path, said: str) -> None:
     deadline = time.monotonic() + SECONDS
     while said not in log.read_text(errors="replace"):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{log} lacks {said!r}:\n{log.read_text(errors='replace')[-3000:]}")
+            raise TimeoutError(f"{log} does not contain {said!r}:\n{log.read_text(errors='replace')[-3000:]}")
         time.sleep(0.05)

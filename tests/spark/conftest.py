@@ -15,7 +15,7 @@ CORES = 2
 
 @pytest.fixture(scope="session")
 def spark(java: None) -> Iterator[SparkSession]:
-    """Commands that run in the test's process use this session, too."""
+    """Return the session, which commands that run in the test's process also use."""
     with session("tests", master=f"local[{CORES}]") as started:
         yield started
 
@@ -39,6 +39,6 @@ def node_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["real", "node"])
 def address(request: pytest.FixtureRequest) -> str:
-    """Return either address."""
+    """Return the address of a real server, then of a node."""
     found: str = request.getfixturevalue(f"{request.param}_server")
     return found

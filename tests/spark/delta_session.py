@@ -1,4 +1,4 @@
-"""A Spark session with Delta's jars, resolved with Maven: for tests at full scale, in their own process."""
+"""A Spark session with Delta's jars, resolved with Maven: for tests at full scale, in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def session_with_delta() -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
-        # Queries on the Delta log; tables here have a few files.
+        # For queries on the Delta log, because tables here have only a few files.
         "spark.databricks.delta.snapshotPartitions": "1",
     }
     session = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()

@@ -46,7 +46,7 @@ def change(space: SpaceDefinition, version: int, lsn: int, kind: int, body: byte
     key = None if has_tuple else pack(request[Key.KEY])
     value = pack(request[Key.TUPLE]) if has_tuple else None
     operations = {"upsert": request.get(Key.OPS), "update": request.get(Key.TUPLE)}.get(operation)
-    # A statement through another index found nothing.
+    # An update through another index that found no tuple is not logged.
     array = pa.array([None if request.get(Key.INDEX_ID) else value if has_tuple else key], pa.binary())
     made = sort_keys(space, array) if has_tuple else sort_keys_of_keys(space, array)
     return {

@@ -2,8 +2,8 @@
 time.
 
 A model of the mirror: dictionaries, one row after another, without batches, tables or kills. It shares with the mirror
-how files are read and how an operation changes a tuple. It supports spaces that keep their primary key, in a log that
-begins with a snapshot and has one writer.
+only how files are read and how an operation changes a tuple. It supports spaces that keep their primary key, in a log
+that begins with a snapshot and has one writer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHOWN = 3
 class State(NamedTuple):
     """A tuple, the change that produced it (None: it was in the snapshot), and its first and last version.
 
-    `until` None: it is current.
+    If `until` is None, the state is current.
     """
 
     raw: bytes
@@ -65,7 +65,7 @@ class Change(NamedTuple):
 
 
 class History:
-    """One space. `former` has the states that ended, with their counts."""
+    """The history of one space; `former` has the states that ended, with their counts."""
 
     def __init__(self) -> None:
         self.current: dict[Any, State] = {}
@@ -107,7 +107,10 @@ def key_of(space: SpaceDefinition, raw: bytes) -> tuple[Any, ...]:
 
 
 def _changed(change: Change, old: State | None, space: SpaceDefinition) -> bytes | None:
-    """Return the tuple after a change. Servers also log an UPDATE or a DELETE without a match: it has no effect."""
+    """Return the tuple after a change.
+
+    Servers also log an UPDATE or a DELETE without a match: such a row has no effect.
+    """
     if change.kind == RequestType.DELETE:
         return None
     is_update = change.kind == RequestType.UPDATE
@@ -119,8 +122,9 @@ def _changed(change: Change, old: State | None, space: SpaceDefinition) -> bytes
 
 
 def expected(directory: Path, begun: int, spaces: Collection[int]) -> dict[int, Counter[State]]:
-    """Return all states of the spaces since version `begun`, from the oldest snapshot of a directory and all its
-    logs."""
+    """Return all states of the spaces since version `begun`, from the oldest snapshot of a directory and
+    all its logs.
+    """
     histories = {space_id: History() for space_id in spaces}
     has_begun = False
     for version, changes in _transactions(directory):
@@ -131,7 +135,8 @@ def expected(directory: Path, begun: int, spaces: Collection[int]) -> dict[int, 
         for change in changes:
             if change.space_id in histories:
                 histories[change.space_id].change(change, version)
-            elif change.space_id == TRUNCATE_ID and change.kind != RequestType.DELETE:  # which is part of a drop
+            # A deletion here is part of a drop.
+            elif change.space_id == TRUNCATE_ID and change.kind != RequestType.DELETE:
                 emptied = unpack(change.body)[0]
                 if emptied in histories:
                     histories[emptied].truncate(version)
@@ -140,8 +145,10 @@ def expected(directory: Path, begun: int, spaces: Collection[int]) -> dict[int, 
 
 
 def _transactions(directory: Path) -> Iterator[tuple[int, list[Change]]]:
-    """Yield settled transactions with their version: the LSN of the last row, which with one writer is the sum of
-    its position. Local rows do not count."""
+    """Yield settled transactions with their version.
+
+    With one writer, the version is the LSN of the last row, which is the sum of the position. Local rows do not count.
+    """
     files = [min(directory.glob("*.snap")), *sorted(directory.glob("*.xlog"))]
     gathered: list[Change] = []
     version, writers = 0, set[int]()

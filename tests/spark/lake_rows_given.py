@@ -51,7 +51,7 @@ def key_of(number: int, definition: SpaceDefinition = ORDERS) -> bytes:
 
 
 def folded(changes: Mapping[int, bytes | None], definition: SpaceDefinition = ORDERS) -> pa.Table:
-    """Return what `fold` yields for tuples by their key number; None: deleted."""
+    """Return the folded states of tuples by their key number; None means deleted."""
     return pa.table(
         {
             "sort_key": pa.array([key_of(number, definition) for number in changes], pa.binary()),
@@ -61,7 +61,7 @@ def folded(changes: Mapping[int, bytes | None], definition: SpaceDefinition = OR
 
 
 def states(*rows: tuple[int, bytes | None, int]) -> pa.Table:
-    """Return what `fold(every_state=True)` yields for (number, tuple or None, version and LSN)."""
+    """Return the states of `fold(every_state=True)` for (number, tuple or None, version and LSN)."""
     return pa.table(
         {
             "sort_key": pa.array([key_of(number) for number, _, _ in rows], pa.binary()),
@@ -76,7 +76,7 @@ def states(*rows: tuple[int, bytes | None, int]) -> pa.Table:
 
 
 def tuples_in(table: LakeTable, uuid: str = UUID) -> dict[bytes, bytes]:
-    """Return all rows of a set, by sort key, through Parquet."""
+    """Return all rows of a replica set, by sort key, through Parquet."""
     found: dict[bytes, bytes] = {}
     for batch in table.pin(uuid).scan():
         for key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):

@@ -20,7 +20,7 @@ from flowstone.spark.mirror.progress import MirrorEvent
 def mirror_once(
     spark: SparkSession, sources: Sequence[Any], lake: Path, *, spool: Path | None = None, **options: Any
 ) -> list[MirrorEvent]:
-    """Mirror everything available; return the events."""
+    """Mirror everything that is available and return the events."""
     told: list[MirrorEvent] = []
     options.setdefault("choice", MirrorChoice())
     options.setdefault("masking", Masking())

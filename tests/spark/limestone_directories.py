@@ -64,7 +64,7 @@ class WrittenDirectory:
         return there
 
     def compact(self, *detached: str, epoch: int) -> None:
-        """Do what online compaction does with rotated files."""
+        """Compact rotated files as online compaction does."""
         rows = self.state(epoch)
         entries = [put(storage, key, value, version(0), blobs) for storage, key, value, _, _, blobs in rows]
         entries.sort(key=lambda entry: entry.storage_id.to_bytes(8, "little") + entry.key)
@@ -75,7 +75,7 @@ class WrittenDirectory:
         catalog.write(production().disk, self.path, listed)
 
     def state(self, epoch: int) -> list[Row]:
-        """Return the rows of a cursor at an epoch, by a model that keeps everything."""
+        """Return the rows of a cursor at an epoch, by a model that keeps every entry."""
         return model(self.sessions, epoch)
 
 
@@ -101,7 +101,10 @@ def model(sessions: list[tuple[int, tuple[Entry, ...]]], epoch: int) -> list[Row
 def random_sessions(seed: int, epochs: int, *, size: int = 20, keys: int = 30, is_late: bool = False) -> list[
     tuple[int, int, tuple[Entry, ...]]
 ]:  # fmt: skip
-    """Return channel, epoch and entries; `is_late`: some entries have versions of earlier epochs."""
+    """Return channel, epoch and entries of each session.
+
+    With `is_late`, some entries have versions of earlier epochs.
+    """
     random = np.random.default_rng(seed)
     found: list[tuple[int, int, tuple[Entry, ...]]] = []
     minor = 0

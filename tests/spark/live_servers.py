@@ -1,7 +1,7 @@
 """Servers for the tests of live reads and writes: a real Tarantool and a node of ours, with the same spaces.
 
-Space `orders` has a format and three rows, `pairs` a key of two parts and 40 rows, `loose` no format; `limited` is a
-user who may only read and write `orders` (on the real server only).
+Space `orders` has a format and three rows, `pairs` a key of two parts and 40 rows, and `loose` no format. User
+`limited` may only read and write `orders` (on the real server only).
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def create(
     options: dict[str, Any] | None = None,
     more_indexes: Sequence[tuple[str, Sequence[tuple[int, str]]]] = (),
 ) -> None:
-    """Create a space with a unique tree by `key`; a field is its name, its type, and whether it is nullable."""
+    """Create a space with a unique tree by `key`; each field is given by its name, its type, and whether it is
+    nullable.
+    """
     format = [{"name": name, "type": kind, "is_nullable": bool(rest)} for name, kind, *rest in fields]
     rows = [
         (space_id, number, index, "tree", {"unique": True}, list(parts))

@@ -20,7 +20,10 @@ SECONDS = 600.0
 
 
 class MirrorProcess:
-    """One run. `events` grows while it lives; its other output is in `log`."""
+    """One run of the process.
+
+    `events` grows while the process lives; its other output is in `log`.
+    """
 
     def __init__(self, arguments: list[str], directory: Path, **environment: str) -> None:
         self.events: list[dict[str, Any]] = []
@@ -37,7 +40,7 @@ class MirrorProcess:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with contextlib.suppress(ValueError):  # a line truncated by a kill
+        with contextlib.suppress(ValueError):  # a kill truncated this line
             for line in self.process.stdout:
                 self.events.append(json.loads(line))
 
@@ -52,9 +55,9 @@ class MirrorProcess:
                     return
                 seen += 1
             if has_ended and not self._reader.is_alive():
-                raise AssertionError(f"mirror ended with {self.process.returncode} before {what}:\n{self.said()}")
+                raise AssertionError(f"mirror exited with {self.process.returncode} before {what}:\n{self.said()}")
             if time.monotonic() > deadline:
-                self.process.send_signal(signal.SIGABRT)  # its threads print their stacks
+                self.process.send_signal(signal.SIGABRT)  # the signal makes its threads print their stacks
                 self.process.wait(60)
                 raise AssertionError(f"no {what} within {seconds} s; last: {self.events[-3:]}\n{self.said()}")
             time.sleep(0.02)
@@ -75,14 +78,14 @@ class MirrorProcess:
         return self.log.read_text(errors="replace")[-6000:]
 
     def kill(self) -> None:
-        """Kill it with all its children, as a power cut does."""
+        """Kill the process with all its children, as a power cut would."""
         for pid in [*descendants(self.process.pid), self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._end()
 
     def stop(self) -> int:
-        """Stop it as an operator does; return its exit code."""
+        """Stop the process as an operator does; return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self._end()

@@ -315,7 +315,7 @@ def _write_snapshot(disk: Any, path: str, directory: str, plants: Sequence[Plant
         meta = file.meta
         for row in file.rows():
             body = unpack_body(row.body)
-            start = row.body.index(b"\x21", 1) + 1  # after the space's id, which has no such byte
+            start = row.body.index(b"\x21", 1) + 1  # skip the id of the space, which has no such byte
             tuples.setdefault(body[0x10], []).append(row.body[start:])
             groups[body[0x10]] = row.group_id
     for plant in plants:
@@ -327,7 +327,7 @@ def _write_snapshot(disk: Any, path: str, directory: str, plants: Sequence[Plant
 
 
 def as_nop(row: Row) -> Row:
-    """Return the row without its effect; its LSN stays."""
+    """Return the row without its effect; the LSN stays."""
     return Row(
         RequestType.NOP, row.replica_id, lsn=row.lsn, tsn=row.tsn, timestamp=row.timestamp, flags=row.flags, body=b""
     )

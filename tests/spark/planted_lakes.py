@@ -1,4 +1,4 @@
-"""Differences planted in a lake by ordinary Delta commits: the lake's position does not change."""
+"""Differences planted in a lake by ordinary Delta commits, which do not change the lake's position."""
 
 from __future__ import annotations
 

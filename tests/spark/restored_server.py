@@ -1,4 +1,6 @@
-"""A real server that does everything a log can express and records its data at moments; one started from files."""
+"""A real server that makes every change a log can express and records its data at some moments; a server started from
+files.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +193,9 @@ end
 
 
 def held_by_server_from(directory: Path, binary: str) -> tuple[list[str], int, str, str]:
-    """Return the data of a server started from a copy of these files, sorted; its LSN, and its and its set's UUID."""
+    """Return the data of a server started from a copy of these files, sorted; its LSN, and the UUIDs of the server and
+    its set.
+    """
     copy = directory.with_name(directory.name + "-started")
     shutil.copytree(directory, copy)
     (copy / "start.lua").write_text(START)

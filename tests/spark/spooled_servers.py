@@ -31,7 +31,7 @@ def members(*servers: RealServer) -> list[Uri]:
 
 @contextmanager
 def pair(directory: Path, binary: str = "tarantool") -> Iterator[tuple[RealServer, RealServer]]:
-    """Both are writable; `b` has joined `a`."""
+    """Yield two servers that are both writable; `b` has joined `a`."""
     cfg = "replication_connect_quorum=0, replication_connect_timeout=0.3, replication_timeout=0.3"
     cfg += ", replication_synchro_timeout=1000"
     a = RealServer(directory / "a", cfg=cfg, setup=SCHEMA + SYNCHRONOUS, binary=binary)
@@ -52,7 +52,7 @@ def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
 
 
 def reach(spool: Spool, *vclocks: dict[int, int]) -> None:
-    """Wait until all of it is settled here; raise errors of the spool."""
+    """Wait until the spool has settled all these rows; raise errors of the spool."""
     deadline = time.monotonic() + SECONDS
     while not all(VClock(vclock) <= spool.index.settled for vclock in vclocks):
         spool.check()

@@ -1,7 +1,7 @@
-"""A driver that streams a server's changes into files, to be killed; its arguments are the URI, the directory, and the
-maximum rows of a batch.
+"""A driver that streams a server's changes into files, to be killed.
 
-Each batch is a file with its number, written atomically; a rewritten one must have the same rows.
+Its arguments are the URI, the directory, and the maximum rows of a batch. Each batch is a file with its number, written
+atomically; a rewritten batch must have the same rows.
 """
 
 from __future__ import annotations

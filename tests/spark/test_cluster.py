@@ -13,7 +13,7 @@ from tests.spark.clusters import local_cluster, standalone
 
 Found = dict[str, Any]
 SECONDS = 800
-# The first test of each cluster waits for all its jobs.
+# The first test of each cluster waits for all jobs of that cluster.
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -22,7 +22,7 @@ CLUSTERS = [
     pytest.param(
         local_cluster,
         id="local_cluster",
-        marks=pytest.mark.full_scale(reason="its executors are the same strangers, without a master of their own"),
+        marks=pytest.mark.full_scale(reason="its executors are equally separate, but it has no master process"),
     ),
 ]
 
@@ -51,14 +51,14 @@ def found(request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.T
     return results
 
 
-def test_executors_are_strangers_to_the_driver(found: Found) -> None:
+def test_executors_share_nothing_with_the_driver(found: Found) -> None:
     seen = found["processes"]
     assert seen["driver_sees"] == "seen"
     assert seen["executors_see"] == ["", ""]
     assert len(seen["directories"]) == 3
 
 
-def test_an_archive_is_read_by_executors(found: Found) -> None:
+def test_archive_is_read_by_executors(found: Found) -> None:
     assert found["xlog_changes"] == [
         ["delete", 6, 4, None],
         ["insert", 3, 3, "three"],
@@ -67,7 +67,7 @@ def test_an_archive_is_read_by_executors(found: Found) -> None:
     ]
 
 
-def test_a_state_of_the_past_is_restored(found: Found) -> None:
+def test_past_state_is_restored(found: Found) -> None:
     assert found["restored"] == {"code": 0, "snapshots": 1, "rows": [[3, "drei"]]}
 
 
@@ -80,6 +80,6 @@ def test_executors_without_access_to_the_spool_receive_changes(found: Found, tra
     assert sorted(found["live"][transport]) == list(range(1, 51))
 
 
-def test_a_live_server_is_mirrored_and_verified(found: Found) -> None:
+def test_live_server_is_mirrored_and_verified(found: Found) -> None:
     assert found["live"]["mirror"] == [0, 0]
     assert found["live"]["verify"] == [0, 1], "equal after the mirror, different after later changes"

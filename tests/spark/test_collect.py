@@ -36,7 +36,7 @@ def test_rows_are_mappings_of_their_columns(spark: SparkSession) -> None:
 
 
 @pytest.mark.usefixtures("java")
-def test_a_jvm_that_dies_meanwhile_is_an_error() -> None:
+def test_jvm_that_dies_during_a_collect_is_an_error() -> None:
     done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert "rows:" not in done.stdout

@@ -27,22 +27,20 @@ def beside_the_examples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def test_every_example_is_tried() -> None:
+def test_every_example_is_tested() -> None:
     helpers = {"shop_node.py", "pipeline.ipynb"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == SHOWN.keys() | helpers
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_script_shows_what_it_says(name: str, spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+def test_script_prints_its_documented_output(name: str, spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     shown = capfd.readouterr().out
     for part in SHOWN[name]:
         assert part in shown
 
 
-def test_the_notebook_runs_from_its_first_cell_to_its_last(
-    spark: SparkSession, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_notebook_runs_from_its_first_cell_to_its_last(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
     notebook = json.loads((EXAMPLES / "pipeline.ipynb").read_text())
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

@@ -1,4 +1,4 @@
-"""The model of a history notices what a mirror could do wrong."""
+"""The model of a history detects errors that a mirror could make."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> BoxArchive:
 
 @pytest.fixture(scope="module")
 def begun(archive: BoxArchive) -> int:
-    """Return the version of the snapshot; everything that can happen to a row comes after it."""
+    """Return the version of the snapshot; every kind of change of a row follows it."""
     begun = archive.lsn
     archive.commit(put("orders", 3, "new", 0))
     archive.commit(change_("orders", (1,), ("+", "n", 5)), upsert("orders", (3, "x", 9), ("+", 2, 1)))
@@ -49,7 +49,7 @@ def states(archive: BoxArchive, begun: int) -> States:
     return expected(Path(archive.directory), begun, [SPACE])[SPACE]
 
 
-def test_every_change_makes_a_state_or_ends_one(states: States, begun: int) -> None:
+def test_every_change_creates_or_ends_a_state(states: States, begun: int) -> None:
     at = [begun + behind for behind in range(12)]
     assert states == Counter(
         [
@@ -82,12 +82,12 @@ def rows_of(states: States) -> list[dict[str, object]]:
     ]
 
 
-def test_a_table_with_each_state_once_has_no_differences(states: States) -> None:
+def test_table_with_each_state_once_has_no_differences(states: States) -> None:
     assert differences(states, found_in(rows_of(states))) == []
 
 
 @pytest.mark.parametrize("operation", ["insert", "replace", "update", "upsert"])
-def test_a_state_that_is_there_twice_or_not_at_all_is_noticed(states: States, operation: str) -> None:
+def test_duplicate_or_missing_state_is_detected(states: States, operation: str) -> None:
     for state in [state for state in states if state.operation == operation]:
         twice = states + Counter([state])
         assert [line.partition(":")[0] for line in differences(states, found_in(rows_of(twice)))] == ["too often"]
@@ -96,7 +96,7 @@ def test_a_state_that_is_there_twice_or_not_at_all_is_noticed(states: States, op
 
 
 @pytest.mark.parametrize("name", ["delete", "truncate"])
-def test_what_ends_states_and_was_lost_or_came_late_is_noticed(states: States, begun: int, name: str) -> None:
+def test_lost_or_late_end_of_a_state_is_detected(states: States, begun: int, name: str) -> None:
     version = begun + {"delete": 7, "truncate": 9}[name]
     ended = Counter(state for state in states if state.until == version)
     assert ended
@@ -106,7 +106,7 @@ def test_what_ends_states_and_was_lost_or_came_late_is_noticed(states: States, b
         assert {line.partition(":")[0] for line in said} == {"too often", "missing"}
 
 
-def test_an_operation_that_was_folded_twice_is_noticed(states: States) -> None:
+def test_operation_folded_twice_is_detected(states: States) -> None:
     (once,) = (state for state in states if state.raw == pack((3, "new", 1)))
     planted = states - Counter([once]) + Counter([once._replace(raw=pack((3, "new", 2)))])
     assert len(differences(states, found_in(rows_of(planted)))) == 2

@@ -44,7 +44,7 @@ def orders(*numbers: int) -> list[tuple[SpaceDefinition, int, bytes]]:
     return [(ORDERS, number, packed(number, "x", 0.5)) for number in numbers]
 
 
-def test_a_first_load_fills_all_tables_in_one_pass(spark: SparkSession, tmp_path: Path) -> None:
+def test_first_load_fills_all_tables_in_one_pass(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path / "lake"))
     rows = [*orders(*range(500)), (USERS, 1, packed(1, "a@b")), (space(name="hidden", number=600), 1, packed(1))]
     done = lake.load(frame_of(spark, *rows), [ORDERS, USERS, space(name="empty", number=514)], UUID, at(9))
@@ -59,7 +59,7 @@ def test_a_first_load_fills_all_tables_in_one_pass(spark: SparkSession, tmp_path
 
 
 class DyingFrame:
-    """PySpark's `collect` takes partial results for complete if the JVM dies; `toArrow` does not."""
+    """A frame whose JVM dies: PySpark's `collect` takes partial results for complete, `toArrow` does not."""
 
     def mapInArrow(self, func: Any, schema: Any) -> Any:  # noqa: N802
         return self
@@ -71,16 +71,14 @@ class DyingFrame:
         raise EOFError
 
 
-def test_a_jvm_that_dies_while_it_hands_over_what_it_wrote_leaves_no_table(tmp_path: Path) -> None:
+def test_jvm_that_dies_while_reporting_written_files_leaves_no_table(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path / "lake"))
     with pytest.raises(EOFError):
         lake.load(DyingFrame(), [ORDERS], UUID, at(5))
     assert lake.tables() == {}
 
 
-def test_a_load_that_was_killed_between_commits_goes_on_with_the_other_tables(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_load_killed_between_commits_resumes_with_the_other_tables(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path))
     frame = frame_of(spark, *orders(1, 2), (USERS, 1, packed(1, "a@b")))
     lake.load(frame, [ORDERS], UUID, at(9))
@@ -93,7 +91,7 @@ def test_a_load_that_was_killed_between_commits_goes_on_with_the_other_tables(
     assert sorted(tuples_in(table)) == [key_of(2), key_of(3)]
 
 
-def test_histories_and_several_sets_are_loaded(spark: SparkSession, tmp_path: Path) -> None:
+def test_histories_of_several_replica_sets_are_loaded(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path), several_sets=True)
     first = lake.load(frame_of(spark, *orders(1, 2)), [ORDERS], UUID, at(9), history=True, moment=moment(9))
     second = lake.load(frame_of(spark, *orders(2)), [ORDERS], OTHER_UUID, at(7), history=True, moment=moment(7))
@@ -105,7 +103,7 @@ def test_histories_and_several_sets_are_loaded(spark: SparkSession, tmp_path: Pa
     rows = DeltaTable(table.path).to_pyarrow_table().sort_by("_key").to_pylist()
     shown = [(row["id"], row["_replicaset_uuid"], row["_from_version"], row["_to_version"]) for row in rows]
     assert shown == [(1, UUID, 9, None), (2, UUID, 9, 11), (2, OTHER_UUID, 7, None)]
-    # A new snapshot of one set ends the rows of that set, and none of the other.
+    # A new snapshot of one replica set ends only the rows of that set.
     lake.load(frame_of(spark, *orders(5)), [ORDERS], UUID, at(30), history=True, moment=moment(30))
     table.refresh()
     assert (sorted(tuples_in(table)), sorted(tuples_in(table, OTHER_UUID))) == ([key_of(5)], [key_of(2)])
@@ -123,7 +121,7 @@ def test_columns_can_be_chosen(spark: SparkSession, tmp_path: Path) -> None:
     assert [row["_extra"] for row in rows] == [None, "[6]"]
 
 
-def test_a_space_created_anew_overwrites_the_table_of_its_name(tmp_path: Path) -> None:
+def test_recreated_space_overwrites_the_table_of_its_name(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path))
     table = lake.create(ORDERS, UUID, at(1))
     table.merge(folded({1: packed(1, "x", 1)}), ORDERS, at(2), UUID)
@@ -137,7 +135,7 @@ def test_a_space_created_anew_overwrites_the_table_of_its_name(tmp_path: Path) -
     assert DeltaTable(again.path, version=table.version).count() == 1
 
 
-def test_a_rename_goes_on_under_the_new_name_and_can_be_repeated(
+def test_rename_continues_under_the_new_name_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake.open(str(tmp_path))
@@ -156,7 +154,7 @@ def test_a_rename_goes_on_under_the_new_name_and_can_be_repeated(
     assert (marked.schema.renamed_to, marked.positions, marked.row_count) == ("purchases", {UUID: at(2)}, 1)
     new.merge(folded({1: None}), named, at(4), UUID)
     assert (new.row_count, marked.row_count) == (0, 1)
-    # Another space may then have the old name, or the renamed one may get it back.
+    # Another space may then get the old name, or the renamed space may get it back.
     back = lake.rename("purchases", ORDERS, UUID, at(5))
     assert (back.row_count, back.positions, list(lake.tables())) == (0, {UUID: at(5)}, ["orders"])
 
@@ -165,7 +163,7 @@ SALES = space(*((each.name, each.type) for each in ORDERS.fields), name="sales")
 
 
 def of_both(lake: Lake) -> list[dict[str, list[bytes]]]:
-    """Return, for each set, the tuples of each living table that has its space."""
+    """Return, for each replica set, the tuples of each current table that has its space."""
     return [
         {name: sorted(tuples_in(each, uuid).values()) for name, each in lake.tables().items() if is_in(each, uuid)}
         for uuid in (UUID, OTHER_UUID)
@@ -176,7 +174,7 @@ def is_in(table: EmbeddedTable, uuid: str) -> bool:
     return uuid in table.schema.sets and uuid not in table.schema.dropped
 
 
-def test_each_of_several_sets_renames_its_space_when_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_replica_set_renames_its_space_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lake.open(str(tmp_path), several_sets=True)
     for uuid in (UUID, OTHER_UUID):
         lake.create(ORDERS, uuid, at(1)).merge(folded({1: packed(1, "x", 1), 2: packed(2)}), ORDERS, at(2), uuid)
@@ -187,7 +185,7 @@ def test_each_of_several_sets_renames_its_space_when_it_does(tmp_path: Path, mon
     sales = lake.rename("orders", SALES, UUID, at(3))
     assert (sales.positions, sales.row_count) == ({UUID: at(3)}, 2)
     sales.merge(folded({1: None}), SALES, at(4), UUID)
-    # The other one continues under the old name, with its rows written there in the meantime.
+    # The other set continues under the old name, with the rows that it wrote there in the meantime.
     orders_table = lake.table("orders")
     assert orders_table is not None
     orders_table.merge(folded({3: packed(3)}), ORDERS, at(20), OTHER_UUID)
@@ -200,13 +198,13 @@ def test_each_of_several_sets_renames_its_space_when_it_does(tmp_path: Path, mon
     assert of_both(lake) == [{"sales": [packed(2)]}, {"sales": sorted([packed(1, "x", 1), packed(2), packed(3)])}]
     orders_table.refresh()
     assert (orders_table.schema.renamed_to, list(lake.tables())) == ("sales", ["sales"])
-    # Back again, one after another.
+    # The sets rename the space back, one after another.
     for uuid, position in ((UUID, at(30)), (OTHER_UUID, at(31))):
         lake.rename("sales", ORDERS, uuid, position)
     assert of_both(lake) == [{"orders": [packed(2)]}, {"orders": sorted([packed(1, "x", 1), packed(2), packed(3)])}]
 
 
-def test_a_history_goes_along_to_a_table_where_the_set_was_before(tmp_path: Path) -> None:
+def test_history_moves_to_a_table_that_the_replica_set_had_before(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path), several_sets=True)
     for uuid in (UUID, OTHER_UUID):
         table = lake.create(ORDERS, uuid, at(1), history=True)
@@ -218,28 +216,28 @@ def test_a_history_goes_along_to_a_table_where_the_set_was_before(tmp_path: Path
     assert found == [(uuid, *each) for uuid in (UUID, OTHER_UUID) for each in (("x", 3, False), ("y", None, True))]
 
 
-def test_a_table_is_not_taken_for_that_of_another_space(tmp_path: Path) -> None:
+def test_table_of_another_space_is_not_renamed(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path))
     lake.create(USERS, UUID, at(1))
     with pytest.raises(LakeError, match="belongs to space 513, but 'sales' is now space 512"):
         lake.rename("users", SALES, UUID, at(2))
 
 
-def test_progress_is_kept_per_replica_set(tmp_path: Path) -> None:
+def test_progress_is_saved_per_replica_set(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path))
     assert lake.progress == {}
     first = LakeProgress(UUID, at(5), 17, ((280, packed(512, 1, "orders")),), {512: "orders"}, {"history": "false"})
     other = LakeProgress(OTHER_UUID, at(3))
     for each in (first, other, LakeProgress(OTHER_UUID, at(4))):
         lake.save(each)
-    (tmp_path / "begun").mkdir()  # as by a first load that was killed before its commit
+    (tmp_path / "begun").mkdir()  # as after a first load that was killed before its commit
     assert Lake.open(str(tmp_path)).progress == {UUID: first, OTHER_UUID: LakeProgress(OTHER_UUID, at(4))}
     assert lake.tables() == {}
     with pytest.raises(AnotherWriter, match="but this mirror is at"):
         lake.save(LakeProgress(UUID, at(4)))
 
 
-def test_old_versions_of_the_progress_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_versions_of_the_progress_are_vacuumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lake.open(str(tmp_path))
     monkeypatch.setattr(lake_module, "SAVES_BETWEEN_VACUUMS", 2)
     vacuumed: list[Any] = []
@@ -250,7 +248,7 @@ def test_old_versions_of_the_progress_are_cleared_away(tmp_path: Path, monkeypat
     assert lake.progress[UUID].position == at(5)
 
 
-def test_names_of_directories_are_safe_and_distinct() -> None:
+def test_directory_names_are_safe_and_distinct() -> None:
     names = [
         "orders",
         "Orders",
@@ -272,20 +270,20 @@ def test_names_of_directories_are_safe_and_distinct() -> None:
     assert all(len(each) <= 200 and not each.startswith(("_", ".")) and each.isascii() for each in directories)
 
 
-def test_addresses_are_written_as_deltalake_knows_them(tmp_path: Path) -> None:
+def test_addresses_are_written_in_the_form_of_deltalake(tmp_path: Path) -> None:
     assert lake_uri(f"file://{tmp_path}/a/") == f"{tmp_path}/a"
     assert lake_uri("s3a://bucket/lake/") == "s3://bucket/lake"
     assert lake_uri("abfss://c@a.dfs.example/lake") == "abfss://c@a.dfs.example/lake"
     assert Path(lake_uri("lake")).is_absolute()
 
 
-def test_a_lake_for_one_set_is_not_one_for_several(tmp_path: Path) -> None:
+def test_table_for_one_replica_set_is_refused_in_a_lake_for_several(tmp_path: Path) -> None:
     Lake.open(str(tmp_path)).create(ORDERS, UUID, at(1))
     with pytest.raises(LakeError, match="is a table for one replica set"):
         Lake.open(str(tmp_path), several_sets=True).table("orders")
 
 
-def test_spark_as_engine_needs_its_jars(tmp_path: Path, spark: SparkSession) -> None:
+def test_spark_engine_needs_its_jars(tmp_path: Path, spark: SparkSession) -> None:
     with pytest.raises(LakeError, match="no Delta jars"):
         Lake.open(str(tmp_path), spark=spark, engine="spark")
     assert Lake.open(str(tmp_path), spark=spark).engine == "deltalake"

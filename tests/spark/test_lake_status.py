@@ -14,7 +14,7 @@ from tests.spark.change_rows import UUID, insert, whole
 from tests.spark.limestone_directories import random_directory
 
 
-def test_tables_have_rows_and_positions_of_each_set(spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_have_rows_and_positions_of_each_replica_set(spark: SparkSession, tmp_path: Path) -> None:
     written = WrittenArchive(production().disk, str(tmp_path / "archive"))
     written.define_orders()
     written.write(whole(insert(3, 1, "a")))

@@ -1,6 +1,6 @@
 """Source `limestone` on many entries, and during writes of a master: states, compaction, and each epoch once.
 
-At full scale 2 million entries in 8 files, else some thousands.
+At full scale there are 2 million entries in 8 files, otherwise some thousands.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def session(random: np.random.Generator, epoch: int, channel: int) -> bytes:
     for rows in (puts, gone):
         rows["storage"] = random.choice([1, 2, 3, 1 << 33], len(rows))
         rows["key"] = np.char.zfill(random.integers(KEYS, size=len(rows)).astype("S12"), 12)
-        rows["version"][:, 0] = random.integers(max(1, epoch - 1), epoch + 1, len(rows))  # some are late
+        rows["version"][:, 0] = random.integers(max(1, epoch - 1), epoch + 1, len(rows))  # some entries are late
         rows["version"][:, 1] = random.integers(1 << 63, size=len(rows), dtype=np.uint64) * 2 + channel % 2
     puts["kind"], puts["sizes"], gone["kind"], gone["size"] = 1, (12, 40), 5, 12
     puts["value"] = np.char.zfill(random.integers(1 << 40, size=len(puts)).astype("S40"), 40)
@@ -77,7 +77,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
     return written.path
 
 
-def test_the_state_is_what_the_cursor_of_the_directory_shows(spark: SparkSession, directory: str) -> None:
+def test_state_equals_the_cursor_of_the_directory(spark: SparkSession, directory: str) -> None:
     flowstone.spark.register(spark)
     frame = spark.read.format("limestone").option("mode", "state").load(directory)
     state = frame.select("storage_id", "key", "value").toArrow()
@@ -115,7 +115,7 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 class Master:
-    """Writes sessions on two channels, epoch after epoch, and compacts occasionally, in threads of its own."""
+    """Writes sessions on two channels, epoch after epoch, and compacts occasionally, in its own threads."""
 
     def __init__(self, path: str) -> None:
         self.store = Datastore(path)
@@ -148,7 +148,7 @@ class Master:
             compaction.join(60)
 
     def let(self, epochs: int) -> None:
-        """Let it write this number of further epochs."""
+        """Let the master write this number of further epochs."""
         self.allowed.release(epochs)
 
     def close(self) -> None:
@@ -164,14 +164,14 @@ def master(tmp_path: Path) -> Iterator[Master]:
     found.close()
 
 
-def test_each_durable_epoch_comes_once_under_a_master_that_writes_rotates_and_compacts(
+def test_each_durable_epoch_is_delivered_once_during_writes_rotation_and_compaction(
     spark: SparkSession, tmp_path: Path, master: Master
 ) -> None:
     flowstone.spark.register(spark)
     batches: dict[int, pa.Table] = {}
 
     def keep(frame: DataFrame, number: int) -> None:
-        batches[number] = frame.toArrow()  # a repeated batch replaces itself
+        batches[number] = frame.toArrow()  # a repeated batch replaces the earlier one
 
     def delivered() -> int:
         return max((pc.max(each["_commit_version"]).as_py() or 0 for each in list(batches.values())), default=0)
@@ -190,7 +190,7 @@ def test_each_durable_epoch_comes_once_under_a_master_that_writes_rotates_and_co
             query.stop()
 
     for number in range(1, RESTARTS + 2):
-        run(number * (EPOCHS // (RESTARTS + 1)) - 4)  # of the last epochs some are not durable, or empty
+        run(number * (EPOCHS // (RESTARTS + 1)) - 4)  # some of the last epochs are not durable, or empty
     master.let(EPOCHS)
     until(lambda: master.store.durable_epoch >= EPOCHS, 60)
     rest = source.load(str(tmp_path / "log")).writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -1,7 +1,7 @@
 """Errors as users of a query see them: one sentence before Spark's stack, and no partial results.
 
-For all sources and the writer. At CI scale each path of an error to the user (from planning, from a task, from the
-reader of a stream) is tried once or twice; at full scale every error with every source.
+The tests cover all sources and the writer. At CI scale each path of an error to the user (from planning, from a task,
+from the reader of a stream) is tried once or twice; at full scale every error with every source.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NOT_REPLICATING = (
     "'limited' lacks the role replication: box.schema.user.grant('limited', 'replication')"
 )
 PREAMBLE = 500
-"""Maximum length of Spark's own text before ours: query and task."""
+"""Maximum length of Spark's own text before our message: query and task."""
 
 
 def message_of(work: Callable[[], Any], expected: str) -> str:
-    """Return the user's message; the expected sentence must come before all stacks, of Python and of Java."""
+    """Return the user's message, in which the expected sentence must come before all stacks, of Python and of Java."""
     with pytest.raises(PySparkException) as caught:
         work()
     text = str(caught.value)
@@ -87,7 +87,9 @@ def at_full_scale(*cases: Any) -> list[Any]:
         ),
     ],
 )
-def test_batches_of_archives(spark: SparkSession, archive: str, options: dict[str, str], expected: str) -> None:
+def test_batch_of_an_archive_reports_the_expected_sentence(
+    spark: SparkSession, archive: str, options: dict[str, str], expected: str
+) -> None:
     message_of(lambda: spark.read.format("xlog").options(**{"path": archive, **options}).load().collect(), expected)
 
 
@@ -96,7 +98,7 @@ def test_batches_of_archives(spark: SparkSession, archive: str, options: dict[st
     [
         *always(
             ("limited:wrong@", {"space": "orders"}, LOGIN),
-            # Only the task that requests it learns that this user gets no snapshot.
+            # Only the task that requests the snapshot learns that this user may not have it.
             (
                 "limited:pass@",
                 {"space": "orders"},
@@ -117,7 +119,7 @@ def test_batches_of_archives(spark: SparkSession, archive: str, options: dict[st
         ),
     ],
 )
-def test_batches_of_live_servers(
+def test_batch_of_a_live_server_reports_the_expected_sentence(
     spark: SparkSession, real_server: str, user: str, options: dict[str, str], expected: str
 ) -> None:
     given = {"uri": f"{user}{real_server}", **options}
@@ -157,7 +159,7 @@ def stream(spark: SparkSession, directory: Path, **options: str) -> None:
         ),
     ],
 )
-def test_streams_of_live_servers(
+def test_stream_of_a_live_server_reports_the_expected_sentence(
     spark: SparkSession, real_server: str, tmp_path: Path, user: str, options: dict[str, str], expected: str
 ) -> None:
     message_of(lambda: stream(spark, tmp_path, **{"uri": f"{user}{real_server}", **options}), expected)
@@ -171,15 +173,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(place)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a file system of our own cannot be mounted here")
+        pytest.skip("no file system can be mounted here")
     try:
         yield place
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_stream_whose_spool_has_no_room(spark: SparkSession, real_server: str, small_disk: Path) -> None:
-    """The query's checkpoint is elsewhere; no part of the snapshot looks complete."""
+def test_full_disk_of_a_spool_is_one_clear_error(spark: SparkSession, real_server: str, small_disk: Path) -> None:
+    """The query's checkpoint is elsewhere; no part of the snapshot may look complete."""
     (small_disk / "ballast").write_bytes(b"\x00" * 20 * 1024)
     message_of(
         lambda: stream(spark, small_disk.parent, uri=real_server, spoolLocation=str(small_disk / "spool")),
@@ -212,7 +214,7 @@ def frame(spark: SparkSession, rows: int = 3) -> DataFrame:
         ),
     ],
 )
-def test_writers_before_the_first_row(
+def test_writer_reports_mistakes_before_the_first_row(
     spark: SparkSession, real_server: str, user: str, options: dict[str, str], expected: str
 ) -> None:
     given = {"uri": f"{user}{real_server}", **options}
@@ -220,8 +222,8 @@ def test_writers_before_the_first_row(
     assert not rows_of(real_server, 515)
 
 
-def test_a_row_that_the_server_refuses(spark: SparkSession, real_server: str) -> None:
-    """By a trigger: the error could not be detected earlier."""
+def test_rejected_row_is_one_clear_error(spark: SparkSession, real_server: str) -> None:
+    """A trigger rejects the row, so the error cannot be detected earlier."""
     create(real_server, 770, "guarded", [("id", "unsigned"), ("name", "string"), ("amount", "number")])
     run(
         real_server,
@@ -234,8 +236,8 @@ def test_a_row_that_the_server_refuses(spark: SparkSession, real_server: str) ->
     assert (2,) not in {row[:1] for row in rows_of(real_server, 770)}
 
 
-def test_a_server_whose_disk_is_full(spark: SparkSession, tmp_path: Path, tarantool: object) -> None:
-    """Its log cannot grow: the server rejects rows, and has none of the rejected ones."""
+def test_full_disk_of_a_server_is_one_clear_error(spark: SparkSession, tmp_path: Path, tarantool: object) -> None:
+    """The server's log cannot grow: the server rejects rows, and stores none of the rejected ones."""
     limited = tmp_path / "limited"
     limited.write_text("#!/bin/sh\ntrap '' XFSZ\nulimit -f 40\nexec tarantool \"$@\"\n")
     limited.chmod(0o755)

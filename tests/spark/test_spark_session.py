@@ -40,7 +40,7 @@ print(Path(f"/proc/{java}").exists(), os.listdir("."), os.listdir(os.environ["TM
 """
 
 
-def test_a_session_of_its_own_is_quiet_and_leaves_nothing_behind(java: None, tmp_path: Path) -> None:
+def test_new_session_is_quiet_and_leaves_no_files(java: None, tmp_path: Path) -> None:
     work, scratch = tmp_path / "work", tmp_path / "scratch"
     work.mkdir()
     scratch.mkdir()
@@ -57,7 +57,7 @@ def test_a_session_of_its_own_is_quiet_and_leaves_nothing_behind(java: None, tmp
     assert done.stderr == ""
 
 
-def test_a_session_that_runs_is_taken_and_left_running(spark: SparkSession) -> None:
+def test_running_session_is_reused_and_left_running(spark: SparkSession) -> None:
     with session("another", master="local[1]") as taken:
         assert taken is spark
     assert spark.range(3).count() == 3
@@ -84,7 +84,7 @@ def test_errors_of_workers_outlive_the_session(spark: SparkSession) -> None:
         running.range(9).mapInArrow(_divide, "id long").count()
 
 
-def test_absent_java_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_for_missing_java_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(SparkUnavailable, match="Java, which is not installed") as caught:
@@ -92,7 +92,7 @@ def test_absent_java_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatc
     assert "openjdk-17-jre-headless" in str(caught.value.hint)
 
 
-def test_a_java_that_cannot_start_spark_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_for_a_java_that_cannot_start_spark_quotes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "bin/java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho this Java is from long ago >&2\nexit 1\n")
@@ -112,5 +112,5 @@ def test_a_java_that_cannot_start_spark_is_quoted(monkeypatch: pytest.MonkeyPatc
         ("spark://db1:7077", False, False),
     ],
 )
-def test_only_a_master_elsewhere_hears_the_network(master: str, is_here: bool, is_one: bool) -> None:
+def test_only_a_remote_master_needs_the_network(master: str, is_here: bool, is_one: bool) -> None:
     assert (is_local(master), is_one_process(master)) == (is_here, is_one)

@@ -29,7 +29,9 @@ CHANGES = 21_000 if FULL else 1_500
 """Number of changes in each life of the driver, in transactions of three."""
 
 BATCH_ROWS = 2000 if FULL else 400
-"""Several batches per life, with transactions across their borders: it is not a multiple of three."""
+"""Maximum rows of a batch: several batches per life, and not a multiple of three, so that transactions cross their
+ends.
+"""
 
 SECONDS = 1500 if FULL else 300
 WRITER = """
@@ -51,14 +53,14 @@ end
 
 
 class Driver:
-    """`stream_program` as a process group of its own."""
+    """`stream_program` as a separate process group."""
 
     def __init__(self, server: RealServer, directory: Path) -> None:
         command = [sys.executable, "-m", "tests.spark.stream_program", server.uri, str(directory), str(BATCH_ROWS)]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self.directory = directory
         assert self.process.stdout is not None
-        assert self.process.stdout.readline().startswith("streaming"), "it did not start"
+        assert self.process.stdout.readline().startswith("streaming"), "the driver did not start"
         self.jvm = int((directory / "jvm").read_text())
 
     def kill(self, how: str) -> None:
@@ -103,7 +105,9 @@ def wait_for_batches(directory: Path, count: int) -> None:
 
 
 def wait_for_rows(directory: Path, count: int) -> None:
-    """Count each batch once: counting all of them at every poll would take a core from the processes under test."""
+    """Count each batch only once: counting all of them at every poll would take a core from the processes
+    under test.
+    """
     counted: dict[int, int] = {}
 
     def are_there() -> bool:
@@ -121,7 +125,7 @@ def changes(directory: Path) -> list[tuple[int, str, str]]:
     return [(version, operation, text) for _, version, operation, text in rows]
 
 
-def test_every_change_is_in_one_batch_however_often_the_driver_is_killed(tmp_path: Path) -> None:
+def test_every_change_is_in_one_batch_despite_kills(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     chance = random.Random(seed)
     cfg = "replication_timeout=0.2, wal_max_size=100000"

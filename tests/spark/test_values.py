@@ -1,6 +1,6 @@
-"""Every type of Tarantool: as a batch, as a client sees it, and written back.
+"""Every type of Tarantool: read as a batch, as a client sees it, and written back.
 
-With the real servers of FLOWSTONE_TARANTOOL, or the one on PATH. Types that an old server lacks are left out.
+The tests use the real servers of FLOWSTONE_TARANTOOL, or the one on PATH, and omit types that an old server lacks.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def shown(kind: str, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["snapshot", "select"])
-def test_all_types_are_what_a_client_is_given(served: tuple[str, bool], mode: str) -> None:
+def test_values_of_all_types_equal_those_of_a_client(served: tuple[str, bool], mode: str) -> None:
     address, is_new = served
     types = NEW_TYPES if is_new else OLD_TYPES
     told = rows_of(address, 800)
@@ -121,7 +121,7 @@ def test_all_types_are_what_a_client_is_given(served: tuple[str, bool], mode: st
         assert found[0]["dt"] == MOMENT
 
 
-def test_numbers_above_2_63_and_texts_that_are_none_are_refused_or_as_asked_for(served: tuple[str, bool]) -> None:
+def test_large_numbers_and_invalid_texts_are_refused_unless_options_allow_them(served: tuple[str, bool]) -> None:
     address, _ = served
     create(address, 801, "odd", [("id", "unsigned"), ("s", "string")])
     insert(address, 801, [(BIG, "fine")])
@@ -135,8 +135,10 @@ def test_numbers_above_2_63_and_texts_that_are_none_are_refused_or_as_asked_for(
     run(address, "box.space.odd:drop()")
 
 
-def test_what_was_read_is_written_back_as_it_was(served: tuple[str, bool]) -> None:
-    """By columns for typed values, by tuples for all values. A decimal's digits and a date's zone are not preserved."""
+def test_values_can_be_read_and_written_back(served: tuple[str, bool]) -> None:
+    """Typed values are read by columns, all values by tuples. The digits of a decimal and the zone of a
+    date are lost.
+    """
     address, is_new = served
     types = NEW_TYPES if is_new else OLD_TYPES
     for number, options in ((810, {"unsignedAs": "decimal"}), (811, {"columns": "_tuple_msgpack"})):

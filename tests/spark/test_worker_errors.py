@@ -1,4 +1,4 @@
-"""Our errors are shown by their message, all others with their traceback."""
+"""Errors of Flowstone are shown by their message, all others with their traceback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIDE_TRACEBACK, "")
 
 
-def test_our_errors_are_their_message() -> None:
+def test_flowstone_errors_are_reported_by_their_message() -> None:
     text = reported(FlowstoneError("no space 'x' in archive", hint="there are: y"))
     assert text == "flowstone.errors.FlowstoneError: no space 'x' in archive; there are: y\n"
 

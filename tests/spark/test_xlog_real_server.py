@@ -68,7 +68,7 @@ def state(directory: Path, **options: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("binary", parameters(ANY))
-def test_the_directory_of_a_running_server_is_followed(tmp_path: Path, binary: Binary) -> None:
+def test_directory_of_a_running_server_is_followed(tmp_path: Path, binary: Binary) -> None:
     directory = tmp_path / "server"
     with RealServer(directory, setup=SETUP, cfg="wal_max_size=20000", binary=binary.path) as server:
         query = Query(str(directory), space="orders")
@@ -81,7 +81,7 @@ def test_the_directory_of_a_running_server_is_followed(tmp_path: Path, binary: B
             if seed == 3:
                 server.eval("box.snapshot()")
             rows += [row for batch in query.batches() for row in batch]
-        # The CONFIRM after them settles the last rows; it is written when the server has answered.
+        # The last rows are settled by the CONFIRM after them, which is written when the server has answered.
         settled = query.reader._refreshed().sets
         assert len(settled) == 1
         for known, at in moments:
@@ -93,7 +93,7 @@ def test_the_directory_of_a_running_server_is_followed(tmp_path: Path, binary: B
     assert len(keys) == len(set(keys)) > 500
     versions = [row["_commit_version"] for row in rows]
     assert versions == sorted(versions)
-    # The server is gone, and its log ends there: the same changes in one batch.
+    # The server has stopped, and its log ends there: one batch has the same changes.
     reader = XlogReader(xlog_options({"path": str(directory), "space": "orders"}))
     again = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
     assert [row for row in again if (row["_replica_id"], row["_lsn"]) in set(keys)] == rows

@@ -39,7 +39,7 @@ def archive(tmp_path: Path) -> WrittenArchive:
 
 
 class Query:
-    """A query over directories: plans batches and keeps state as Spark does."""
+    """A query over directories that plans batches and keeps state as Spark does."""
 
     def __init__(self, *paths: str, limit: ReadLimit | None = None, **options: str) -> None:
         self.options = {"path": ",".join(paths), **options}
@@ -76,7 +76,7 @@ class Query:
         return [[row["_lsn"] for row in batch] for batch in self.batches()]
 
 
-def test_batches_are_read_again_as_they_were(archive: WrittenArchive) -> None:
+def test_batches_are_repeatable(archive: WrittenArchive) -> None:
     query = Query(archive.directory, maxRowsPerTrigger="3")
     assert isinstance(query.reader.getDefaultReadLimit(), ReadMaxRows)
     first = list(query.batches())
@@ -89,7 +89,7 @@ def test_batches_are_read_again_as_they_were(archive: WrittenArchive) -> None:
     assert query.offset == {UUID: {"1": 11}, "stamps": {UUID: 111_000_000}}
 
 
-def test_a_stream_may_begin_with_what_comes(archive: WrittenArchive) -> None:
+def test_stream_can_begin_at_the_end(archive: WrittenArchive) -> None:
     query = Query(archive.directory, startingOffsets="latest")
     assert query.lsns() == [[]]
     archive.write(whole(insert(11, 11, "x")))
@@ -99,13 +99,13 @@ def test_a_stream_may_begin_with_what_comes(archive: WrittenArchive) -> None:
     assert query.lsns() == [[11]]
 
 
-def test_a_stream_may_begin_at_a_position(archive: WrittenArchive) -> None:
+def test_stream_can_begin_at_a_position(archive: WrittenArchive) -> None:
     assert Query(archive.directory, startingOffsets='{"1": 8}').lsns() == [[9, 10]]
     with pytest.raises(WrongOption, match="startingOffsets has no position for replica set"):
         Query(archive.directory, startingOffsets=f'{{"{OTHER_UUID}": {{"1": 8}}}}').lsns()
 
 
-def test_a_stream_may_begin_with_a_snapshot_in_chunks(archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_can_begin_with_a_snapshot_in_chunks(archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool_stream, "CHUNK_SIZE", 1)
     archive.log.cut(VClock({1: 10}))
     definitions = [
@@ -141,7 +141,7 @@ def test_a_stream_may_begin_with_a_snapshot_in_chunks(archive: WrittenArchive, m
     assert chunks[-2:] == [None, None]
 
 
-def test_a_gap_ends_a_stream_unless_it_may_go_on_with_the_snapshot_behind_it(archive: WrittenArchive) -> None:
+def test_gap_ends_a_stream_or_is_skipped_if_allowed(archive: WrittenArchive) -> None:
     archive.lose(VClock({1: 20}))
     archive.write(whole(insert(21, 21, space=513)))
     archive.save()
@@ -150,12 +150,12 @@ def test_a_gap_ends_a_stream_unless_it_may_go_on_with_the_snapshot_behind_it(arc
         query.lsns()
     assert query.offset[UUID] == {"1": 10}
     query.restart(failOnDataLoss="false")
-    assert query.lsns() == [[], [], [21]]  # skips the snapshot, which has no user rows, and then changes
+    assert query.lsns() == [[], [], [21]]  # skips the snapshot, which has no user rows, and continues with the changes
     query.restart()
     assert [query.read(start, end) for start, end in query.planned][-1][0]["_lsn"] == 21
 
 
-def test_logs_that_are_gone_are_a_gap_too(tmp_path: Path) -> None:
+def test_missing_logs_of_a_plain_directory_are_a_gap(tmp_path: Path) -> None:
     archive = WrittenArchive(production().disk, str(tmp_path / "archive"), wal_max_size=1)
     archive.define_orders()
     for lsn in range(3, 11):
@@ -177,7 +177,7 @@ def batch_lsns(reader: XlogReader) -> list[int]:
     return [row["_lsn"] for row in found]
 
 
-def test_a_stream_has_one_format_and_goes_on_with_the_next_where_it_stopped(archive: WrittenArchive) -> None:
+def test_stream_ends_at_a_change_of_format_and_resumes_with_the_next(archive: WrittenArchive) -> None:
     query = Query(archive.directory, space="orders")
     assert len(query.lsns()) == 1
     archive.write(whole(insert(11, 11, "x")))
@@ -188,7 +188,7 @@ def test_a_stream_has_one_format_and_goes_on_with_the_next_where_it_stopped(arch
     with pytest.raises(FormatChanged, match=r"changes after \{1: 11\}, but the query has the old columns"):
         query.lsns()
     assert query.offset[UUID] == {"1": 11}
-    # Now there is a third format, which the query does not have.
+    # By now there is a third format, which the query does not have.
     query.restart()
     with pytest.raises(FormatChanged):
         query.lsns()
@@ -201,12 +201,12 @@ def test_a_stream_has_one_format_and_goes_on_with_the_next_where_it_stopped(arch
     assert query.lsns() == [[16]]
 
 
-def test_a_space_that_is_made_anew_under_its_name_ends_a_stream_with_the_old_one(archive: WrittenArchive) -> None:
+def test_stream_ends_when_its_space_is_recreated(archive: WrittenArchive) -> None:
     query = Query(archive.directory, space="orders")
     assert len(query.lsns()) == 1
     archive.write(whole(delete(11, 512, 0, space=288)), whole(delete(12, 512, space=280)))
     archive.save()
-    assert query.lsns() == [[]]  # without rows, it continues
+    assert query.lsns() == [[]]  # while the new space has no rows, the stream continues
     archive.write(whole(define(13, 600, "orders", ("id", "unsigned"), ("name", "string"))), whole(define_key(14, 600)))
     archive.write(whole(insert(15, 15, "x", space=600)))
     archive.save()
@@ -216,7 +216,7 @@ def test_a_space_that_is_made_anew_under_its_name_ends_a_stream_with_the_old_one
     assert query.lsns() == [[15]]
 
 
-def test_a_batch_over_several_formats_shows_what_is_still_there(archive: WrittenArchive) -> None:
+def test_batch_over_several_formats_has_the_columns_at_its_end(archive: WrittenArchive) -> None:
     archive.write(whole(define(11, 512, "orders", ("id", "unsigned"), ("renamed", "string"), ("more", "string"))))
     archive.write(whole(insert(12, 12, "x", "y")), whole(delete(13, 12)))
     archive.save()
@@ -252,7 +252,7 @@ def test_several_replica_sets_are_one_stream(archive: WrittenArchive, tmp_path: 
         query.lsns()
 
 
-def test_archives_that_follow_each_other_are_one_stream(archive: WrittenArchive, tmp_path: Path) -> None:
+def test_consecutive_archives_are_one_stream(archive: WrittenArchive, tmp_path: Path) -> None:
     second = WrittenArchive(production().disk, str(tmp_path / "second"))
     second.begin_at(VClock({1: 8}))
     for lsn in range(9, 15):
@@ -266,8 +266,8 @@ def test_archives_that_follow_each_other_are_one_stream(archive: WrittenArchive,
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_versions_rise_where_members_have_the_rows_in_another_order(tmp_path: Path, seed: int) -> None:
-    """Two members' logs of the same rows of two origins: each in its own order."""
+def test_versions_increase_when_members_order_rows_differently(tmp_path: Path, seed: int) -> None:
+    """The logs of two members have the same rows of two origins, each in a different order."""
     random = Random(seed)
     transactions = [(1, [first, first + 1]) for first in range(3, 43, 2)] + [(2, [lsn]) for lsn in range(1, 20)]
     archives = []
@@ -295,7 +295,7 @@ def test_versions_rise_where_members_have_the_rows_in_another_order(tmp_path: Pa
     assert len(set(versions)) == len({(row["_replica_id"], row["_tsn"]) for row in found})
 
 
-def test_a_trigger_once_ends_with_what_was_there(archive: WrittenArchive) -> None:
+def test_available_now_ends_at_the_rows_present_at_its_start(archive: WrittenArchive) -> None:
     query = Query(archive.directory, maxRowsPerTrigger="5")
     query.reader.prepareForTriggerAvailableNow()
     archive.write(whole(insert(11, 11, "x")))
@@ -303,14 +303,14 @@ def test_a_trigger_once_ends_with_what_was_there(archive: WrittenArchive) -> Non
     assert query.lsns() == [[3, 4, 5], [6, 7, 8, 9, 10]]
 
 
-def test_limits_in_bytes_and_none(archive: WrittenArchive) -> None:
+def test_limits_can_be_bytes_or_none(archive: WrittenArchive) -> None:
     assert isinstance(Query(archive.directory).reader.getDefaultReadLimit(), ReadAllAvailable)
     assert len(Query(archive.directory, maxBytesPerTrigger="1").lsns()) == 9
     assert len(Query(archive.directory, maxBytesPerTrigger="1", maxRowsPerTrigger="100").lsns()) == 9
     assert len(Query(archive.directory, maxBytesPerTrigger="1g", limit=ReadAllAvailable()).lsns()) == 1
 
 
-def test_what_waits_for_its_verdict_is_not_delivered(archive: WrittenArchive) -> None:
+def test_unsettled_rows_are_not_delivered(archive: WrittenArchive) -> None:
     archive.write(whole(insert(11, 11, "x"), flags=SYNC), whole(insert(12, 12, "x")))
     archive.save()
     query = Query(archive.directory)
@@ -320,7 +320,7 @@ def test_what_waits_for_its_verdict_is_not_delivered(archive: WrittenArchive) ->
     assert query.lsns() == [[11, 12]]
 
 
-def test_a_batch_that_would_end_before_it_begins_is_refused(archive: WrittenArchive) -> None:
+def test_batch_that_ends_before_its_start_is_refused(archive: WrittenArchive) -> None:
     given = {"path": archive.directory, "startingOffsets": '{"1": 8}', "endingOffsets": '{"1": 4}'}
     with pytest.raises(WrongOption, match=r"batch starts at \{1: 8\}, but ends at \{1: 4\}"):
         XlogReader(xlog_options(given)).partitions()

@@ -1,36 +1,38 @@
-"""Doubles print as `repr` prints them: random bit patterns, everyday values, and the edges of the format."""
+"""Doubles are printed as by `repr`: random bit patterns, common values, and the edges of the format."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flowstone.kernels import kernel
-from flowstone.text.float_text import DOUBLE_TEXT_MAX, write_double
+from flowstone.text.float_text import DOUBLE_TEXT_MAX
+from flowstone.text.json_text import json_column
 from tests.conftest import FULL
+from tests.native.twins import interpreted_module
 
 COUNT = 2_000_000 if FULL else 60_000
 JSON = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 
 
-@kernel
-def _write_all(values: Any, out: Any, offsets: Any) -> None:
-    at = 0
-    for i in range(values.size):
-        at = write_double(values[i], out, at)
-        offsets[i + 1] = at
-
-
 def texts(values: NDArray[np.float64]) -> list[str]:
-    out = np.empty(values.size * 32 + DOUBLE_TEXT_MAX, np.uint8)
-    offsets = np.zeros(values.size + 1, np.int64)
-    _write_all(values, out, offsets)
-    data = out.tobytes()
+    """Return the texts that a compiled module writes for MessagePack doubles."""
+    packed = np.empty((values.size, 9), np.uint8)
+    packed[:, 0] = 0xCB
+    packed[:, 1:] = values.astype(">f8").view(np.uint8).reshape(-1, 8)
+    ends = 9 * np.arange(1, values.size + 1)
+    offsets, text = json_column(packed.reshape(-1), ends - 9, ends)
+    data = text.tobytes()
     return [data[a:b].decode() for a, b in itertools.pairwise(offsets)]
+
+
+def interpreted_texts(values: NDArray[np.float64]) -> list[str]:
+    """Return the texts that the interpreted module writes, each into the smallest permitted buffer."""
+    write_double = interpreted_module("flowstone.text.float_text").write_double
+    out = np.empty(DOUBLE_TEXT_MAX, np.uint8)
+    return [out[: write_double(value, out, 0)].tobytes().decode() for value in values.tolist()]
 
 
 def expected(values: NDArray[np.float64]) -> list[str]:
@@ -49,15 +51,17 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_equals_repr(sample: str) -> None:
+def test_text_of_a_double_equals_repr(sample: str) -> None:
     assert texts(SAMPLES[sample]) == expected(SAMPLES[sample])
+    few = SAMPLES[sample][:500]
+    assert interpreted_texts(few) == expected(few)
 
 
-def test_equals_repr_at_the_edges() -> None:
+def test_text_of_a_double_equals_repr_at_the_edges() -> None:
     edges = [2.0**k for k in range(-1074, 1024)] + [float(f"1e{k}") for k in range(-323, 309)]
     edges += [0.0, 5e-324, 2.225073858507201e-308, 2.2250738585072014e-308, 1.7976931348623157e308]
     edges += [9007199254740991.0, 9007199254740993.0, 1e15, 1e16, 123456789012345680.0, 1e22, 1e23, 0.0001, 0.00001]
     around = np.array(edges)
     below, above = np.nextafter(around, 0.0), np.nextafter(around[around < 1.7e308], np.inf)
     values = np.concatenate([around, -around, below, above, [np.nan, np.inf, -np.inf]])
-    assert texts(values) == expected(values)
+    assert texts(values) == interpreted_texts(values) == expected(values)

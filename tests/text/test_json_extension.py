@@ -12,26 +12,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.iproto.extensions import Datetime, encode_datetime, encode_decimal
-from flowstone.text.json_extension import (
-    DATETIME,
-    DECIMAL,
-    EXTENSION_TEXT_MAX,
-    UNSUPPORTED,
-    UUID,
-    base64_size,
-    write_base64,
-    write_extension,
-)
+from flowstone.iproto.extensions import Datetime, ExtensionType, encode_datetime, encode_decimal
+from flowstone.iproto.limits import NESTING_MAX
+from flowstone.text.json_limits import EXTENSION_TEXT_MAX, OK, UNSUPPORTED
 from flowstone.text.json_plain import json_value
+from flowstone.text.json_text_kernels import write_column
+from tests.native.twins import interpreted_module
+
+DECIMAL, UUID, DATETIME = ExtensionType.DECIMAL, ExtensionType.UUID, ExtensionType.DATETIME
+
+
+def compiled(packed: bytes) -> str | None:
+    """Return the text that the kernel writes for a MessagePack value; None if the kernel does not support it."""
+    out, offsets = np.empty(1000, np.uint8), np.zeros(2, np.int64)
+    bounds = np.array([0]), np.array([len(packed)])
+    stack = np.empty(NESTING_MAX, np.int64)
+    _, status = write_column(np.frombuffer(packed, np.uint8), *bounds, 0, out, offsets, stack)
+    assert status in (OK, UNSUPPORTED)
+    return out[: offsets[1]].tobytes().decode() if status == OK else None
 
 
 def text(kind: int, payload: bytes) -> str | None:
-    """Return the kernel's output; None if it leaves the value to the plain formatter."""
+    """Return the kernel's output, compiled and interpreted; None if it leaves the value to the plain formatter."""
     buf = np.frombuffer(payload or b"\0", np.uint8)
     out = np.empty(EXTENSION_TEXT_MAX, np.uint8)
-    end = write_extension(kind, buf, 0, len(payload), out, 0)
-    return None if end == UNSUPPORTED else out[:end].tobytes().decode()
+    end = interpreted_module("flowstone.text.json_extension").write_extension(kind, buf, 0, len(payload), out, 0)
+    written = None if end < 0 else out[:end].tobytes().decode()
+    assert compiled(bytes((0xC7, len(payload), kind)) + payload) == written
+    return written
 
 
 @pytest.mark.parametrize(
@@ -42,7 +50,7 @@ def test_decimals_keep_their_scale(digits: str) -> None:
 
 
 @given(st.integers(-(10**38) + 1, 10**38 - 1), st.integers(-38, 38))
-def test_any_decimal_of_38_digits(coefficient: int, scale: int) -> None:
+def test_any_decimal_up_to_38_digits_is_exact(coefficient: int, scale: int) -> None:
     value = (
         Decimal(coefficient).scaleb(-scale, context=None)
         if coefficient == 0
@@ -52,7 +60,7 @@ def test_any_decimal_of_38_digits(coefficient: int, scale: int) -> None:
 
 
 @given(st.uuids())
-def test_uuids_are_canonical(value: uuid.UUID) -> None:
+def test_uuids_have_canonical_text(value: uuid.UUID) -> None:
     assert text(UUID, value.bytes) == f'"{value}"'
 
 
@@ -68,7 +76,7 @@ def test_uuids_are_canonical(value: uuid.UUID) -> None:
         (Datetime(253402300799, 999_999_999), "9999-12-31T23:59:59.999999999Z"),
     ],
 )
-def test_datetimes_are_iso_8601(value: Datetime, printed: str) -> None:
+def test_datetimes_have_iso_8601_text(value: Datetime, printed: str) -> None:
     assert text(DATETIME, encode_datetime(value)) == f'"{printed}"'
 
 
@@ -88,8 +96,11 @@ def test_unusual_datetimes_are_left_to_the_plain_formatter(value: Datetime) -> N
 
 
 @given(st.binary(max_size=40))
-def test_binary_is_base64(data: bytes) -> None:
-    out = np.empty(base64_size(len(data)), np.uint8)
-    end = write_base64(np.frombuffer(data or b"\0", np.uint8), 0, len(data), out, 0)
+def test_binary_values_are_base64(data: bytes) -> None:
+    expected = f'"{base64.b64encode(data).decode()}"'
+    assert compiled(bytes((0xC4, len(data))) + data) == expected
+    interpreted = interpreted_module("flowstone.text.json_extension")
+    out = np.empty(interpreted.base64_size(len(data)), np.uint8)
+    end = interpreted.write_base64(np.frombuffer(data or b"\0", np.uint8), 0, len(data), out, 0)
     assert end == out.size
-    assert out.tobytes().decode() == f'"{base64.b64encode(data).decode()}"'
+    assert out.tobytes().decode() == expected

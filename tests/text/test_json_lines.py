@@ -1,4 +1,4 @@
-"""JSON lines of pieces: the names of spaces, and tuples as objects."""
+"""JSON lines of pieces: names of spaces, and tuples as objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_space_name_follows_its_id(log: Log) -> None:
     assert row["BODY"] == {"space_id": 512, "space": "t", "tuple": [1, "x"]}
 
 
-def test_names_make_objects_of_tuples_and_leave_operations_alone(log: Log) -> None:
+def test_names_turn_tuples_into_objects_but_not_operations(log: Log) -> None:
     log.insert(512, 1, "é\udcff", 2.5)
     log.write((RequestType.UPDATE, {0x10: 512, 0x20: (1,), 0x21: (("=", 1, "y"),)}))
     log.insert(999, 1)
@@ -47,7 +47,7 @@ def test_names_make_objects_of_tuples_and_leave_operations_alone(log: Log) -> No
     assert unknown["BODY"] == {"space_id": 999, "tuple": [1]}
 
 
-def test_nesting_that_never_ends_is_damage(log: Log) -> None:
+def test_excessive_nesting_is_reported_as_damage(log: Log) -> None:
     deep: Any = 1
     for _ in range(NESTING_MAX + 1):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""The plain formatter: the rules by example, and the forms that only it can write."""
+"""The plain formatter: examples of its rules, and the values that only it supports."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from flowstone.text.json_plain import JsonError, json_pairs, json_value
         (msgpack.ExtType(1, encode_decimal(Decimal("-1E+999999"))), '"-1E+999999"'),
     ],
 )
-def test_prints(value: Any, printed: str) -> None:
+def test_plain_formatter_prints_value(value: Any, printed: str) -> None:
     assert json_value(msgpack.packb(value)) == printed
     json.loads(printed)
 
 
-def test_invalid_utf8_byte_survives() -> None:
+def test_invalid_utf8_byte_round_trips() -> None:
     assert json_value(b"\xa3a\xff\xc3") == '"a\\udcff\\udcc3"'
     assert json.loads(json_value(b"\xa3a\xff\xc3")).encode("utf-8", "surrogateescape") == b"a\xff\xc3"
 
 
-def test_an_error_is_an_object_of_its_newest_cause() -> None:
+def test_error_is_an_object_with_its_newest_cause() -> None:
     stack = {0: [{0: "ClientError", 1: "a.c", 2: 7, 3: 'bad "x"', 4: 0, 5: 77}, {0: "Older", 3: "y", 5: 1}]}
     printed = json_value(msgpack.packb(msgpack.ExtType(3, msgpack.packb(stack))))
     assert json.loads(printed) == {"message": 'bad "x"', "type": "ClientError", "code": 77}
@@ -53,7 +53,7 @@ def test_an_error_is_an_object_of_its_newest_cause() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\xc1", b"\x80", msgpack.packb({0: []}), msgpack.packb({0: [{0: 1, 3: 2, 5: "x"}]})]
 )
-def test_an_error_without_its_parts_keeps_its_bytes(content: bytes) -> None:
+def test_malformed_error_keeps_its_bytes(content: bytes) -> None:
     assert json.loads(json_value(msgpack.packb(msgpack.ExtType(3, content))))["ext"] == 3
 
 
@@ -61,7 +61,7 @@ def test_an_error_without_its_parts_keeps_its_bytes(content: bytes) -> None:
     "broken",
     [b"", b"\xc1", b"\xa2a", b"\x92\x01", b"\xdd\xff\xff\xff\xff", b"\x01\x02", b"\xcb\x00", b"\xc7\x02\x01\x00"],
 )
-def test_broken_bytes_are_an_error(broken: bytes) -> None:
+def test_malformed_bytes_raise_an_error(broken: bytes) -> None:
     with pytest.raises(JsonError):
         json_value(broken)
 
@@ -72,7 +72,7 @@ def test_nesting_is_bounded() -> None:
         json_value(b"\x91" * NESTING_MAX + b"\x90")
 
 
-def test_pairs_of_a_map() -> None:
+def test_json_pairs_returns_keys_and_values_of_a_map() -> None:
     assert json_pairs(msgpack.packb({16: 512, "x": [1]})) == [("16", "512"), ('"x"', "[1]")]
     for broken in (b"", b"\x90", b"\x81\x01", b"\x80\x00"):
         with pytest.raises(JsonError):

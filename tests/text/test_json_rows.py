@@ -1,4 +1,4 @@
-"""JSON lines of log rows: the shape the real tool prints, the same text from kernel and plain Python, broken bodies."""
+"""JSON lines of log rows: the format of the real tool, equal output of kernel and plain Python, malformed bodies."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.iproto import scan
+from flowstone.iproto import row_scanner, scan
 from flowstone.iproto.constants import Flag, Key, RaftKey, RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.text.json_plain import JsonError
-from flowstone.text.json_rows import json_lines, plain_row, write_rows
+from flowstone.text.json_rows import json_lines, plain_row
 from tests.conftest import FULL
 
-UNCOMPILED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
-ROUNDS = 150 if UNCOMPILED else 20_000 if FULL else 3_000
+INTERPRETED = os.environ.get("FLOWSTONE_INTERPRETED") == "1"
+ROUNDS = 150 if INTERPRETED else 20_000 if FULL else 3_000
 NAMES = {512: "users", 513: 'odd "name"\n', 280: "_space"}
 TIME = 1794773471.9940653
 
@@ -33,15 +33,15 @@ def row(kind: int, body: Any = None, **header: Any) -> bytes:
     return encode_header(Row(type=kind, **fields)) + (b"" if body is None else msgpack.packb(body))
 
 
-def scanned(*rows: bytes) -> scan.Scan:
+def scanned(*rows: bytes) -> row_scanner.Scan:
     size = sum(map(len, rows))
-    found = scan.scan(np.frombuffer(b"".join(rows) or b"\0", np.uint8), np.array([[0, size]], np.int64))
+    found = row_scanner.scan(np.frombuffer(b"".join(rows) or b"\0", np.uint8), np.array([[0, size]], np.int64))
     assert not rows or found.cells[scan.ROW_END, -1] == size
     return found
 
 
 def lines(*rows: bytes) -> list[str]:
-    """The lines of `rows`, after the plain formatter has agreed on each of them."""
+    """Return the lines of `rows`; check them against the plain formatter."""
     table = scanned(*rows)
     text = bytes(json_lines(table.buf, table.cells, np.arange(len(table)), NAMES)).decode()
     printed = text.removesuffix("\n").split("\n") if text else []
@@ -52,7 +52,7 @@ def lines(*rows: bytes) -> list[str]:
 HEADER = f'"replica_id":1,"type":"%s","timestamp":{TIME}'
 
 
-def test_a_row_of_its_own() -> None:
+def test_single_row_has_neither_tsn_nor_commit() -> None:
     body = {Key.SPACE_ID: 512, Key.TUPLE: [11, "b", None]}
     assert lines(row(RequestType.INSERT, body)) == [
         '{"HEADER":{"lsn":10,' + HEADER % "INSERT" + '},"BODY":{"space_id":512,"space":"users","tuple":[11,"b",null]}}'
@@ -140,18 +140,18 @@ BODIES: list[tuple[int, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "body", "shown"), BODIES)
-def test_bodies_have_named_fields(kind: int, body: Any, shown: Any) -> None:
+def test_body_keys_have_names(kind: int, body: Any, shown: Any) -> None:
     (line,) = lines(row(kind, body))
     assert json.loads(line)["BODY"] == shown
 
 
-def test_types_have_the_names_of_the_log() -> None:
+def test_row_types_have_names() -> None:
     kinds = [30, 31, 32, 40, 41, 9, 999]
     shown = [json.loads(line)["HEADER"]["type"] for line in lines(*(row(kind, {}) for kind in kinds))]
     assert shown == ["RAFT", "PROMOTE", "DEMOTE", "CONFIRM", "ROLLBACK", "UPSERT", 999]
 
 
-def test_any_selection_in_any_order() -> None:
+def test_rows_are_printed_as_selected_in_any_order() -> None:
     table = scanned(*(row(RequestType.INSERT, {Key.SPACE_ID: 512, Key.TUPLE: [i]}, lsn=i + 1) for i in range(9)))
     chosen = np.array([7, 0, 3])
     text = bytes(json_lines(table.buf, table.cells, chosen, NAMES)).decode()
@@ -209,20 +209,18 @@ def test_impossible_space_id_is_not_an_error() -> None:
     assert b'"space":"users"' in bytes(json_lines(table.buf, table.cells, np.arange(1), names))
 
 
-def test_one_compiled_kernel_serves_every_kind_of_array() -> None:
+def test_output_does_not_depend_on_array_layout() -> None:
     table = scanned(row(2, {16: 512, 33: [1]}), row(2, {16: 512, 33: [2]}, lsn=11))
     expected = bytes(json_lines(table.buf, table.cells, np.arange(2), NAMES))
-    before = len(getattr(write_rows, "signatures", ()))
     writable = table.buf.copy()
     frozen, wider = table.cells.copy(), np.zeros((scan.LINES, 9), np.int64)
     frozen.flags.writeable = False
     wider[:, :2] = table.cells
     for cells in (frozen, wider[:, :2], np.asfortranarray(table.cells)):
         assert bytes(json_lines(writable, cells, np.arange(4)[:2], NAMES)) == expected
-    assert len(getattr(write_rows, "signatures", ())) == before
 
 
-def test_threads_do_not_meet() -> None:
+def test_threads_can_print_rows_concurrently() -> None:
     table = scanned(*(row(2, {16: 512, 33: [i, "x" * (i % 50), i / 7]}, lsn=i + 1) for i in range(2000)))
     halves = np.array_split(np.arange(len(table)), 8)
     with ThreadPoolExecutor(4) as pool:
@@ -230,8 +228,8 @@ def test_threads_do_not_meet() -> None:
     assert b"".join(parts) == bytes(json_lines(table.buf, table.cells, np.arange(len(table)), NAMES))
 
 
-def test_broken_bodies_are_an_error_and_never_lead_outside() -> None:
-    """The scanner rejects most of these; here they are passed nevertheless, with a table of the valid row."""
+def test_malformed_body_causes_no_access_outside_the_row() -> None:
+    """Pass bodies that the scanner would mostly reject, with the table of the valid row."""
     source = random.Random(9)
     body = {16: 512, 0x28: [["+", 1, 1]], 33: [1, "text", {"k": [1.5, b"bin"]}, 2**40]}
     whole = row(RequestType.UPSERT, body)
@@ -286,7 +284,7 @@ def test_output_equals_that_of_the_real_tool(tarantool: Any, tmp_path: Any) -> N
 
 
 def _payloads(data: bytes) -> list[bytes]:
-    """The blocks of a small file: enough of the format to test later stages."""
+    """Return the blocks of a small log file."""
     import zstandard
 
     at = data.index(b"\n\n") + 2

@@ -1,6 +1,4 @@
-"""The kernel's output equals that of the plain formatter for any input; it stops at malformed bytes, within
-its bounds.
-"""
+"""The kernel's output equals that of the plain formatter; malformed bytes cause no access outside the buffers."""
 
 from __future__ import annotations
 
@@ -20,24 +18,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flowstone.iproto.limits import NESTING_MAX
+from flowstone.iproto.scan_kernels import skip_value
+from flowstone.text.json_limits import FULL as OUT_FULL
+from flowstone.text.json_limits import MALFORMED, OK, ROOM, TOO_DEEP, UNSUPPORTED
 from flowstone.text.json_plain import JsonError, json_value
-from flowstone.text.json_text import (
-    FULL as OUT_FULL,
-)
-from flowstone.text.json_text import (
-    MALFORMED,
-    OK,
-    ROOM,
-    TOO_DEEP,
-    UNSUPPORTED,
-    json_column,
-    write_value,
-)
+from flowstone.text.json_text import json_column
+from flowstone.text.json_text_kernels import write_column
 from tests.conftest import FULL
 from tests.places import ROOT
 
-UNCOMPILED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
-ROUNDS = 400 if UNCOMPILED else 200_000 if FULL else 10_000
+INTERPRETED = os.environ.get("FLOWSTONE_INTERPRETED") == "1"
+ROUNDS = 400 if INTERPRETED else 200_000 if FULL else 10_000
 
 extensions = st.builds(msgpack.ExtType, st.sampled_from([1, 2, 3, 4, 6, 99]), st.binary(max_size=18))
 scalars = (
@@ -56,18 +47,23 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=20) | st.d
 
 
 def written(data: bytes, room: int = 1 << 14) -> tuple[int, int, str]:
-    """Return status, offset after the value, text. Guards on both sides of the output show a stray write."""
+    """Return status, offset after the value, text. Guards around the output reveal stray writes."""
     buf = np.frombuffer(data, np.uint8) if data else np.zeros(0, np.uint8)
     guarded = np.full(room + 32, 0xEE, np.uint8)
     out = guarded[16:-16]
-    at, to, status = write_value(buf, 0, len(data), out, 0, np.empty(NESTING_MAX, np.int64))
+    at = skip_value(buf, 0, len(data))
+    end = at if at >= 0 else len(data)
+    offsets = np.zeros(2, np.int64)
+    bounds = np.array([0]), np.array([end])
+    _, status = write_column(buf, *bounds, 0, out, offsets, np.empty(NESTING_MAX, np.int64))
     assert (guarded[:16] == 0xEE).all()
     assert (guarded[-16:] == 0xEE).all()
-    return status, at, out[:to].tobytes().decode() if status == OK else ""
+    assert at >= 0 or status != OK
+    return status, end, out[: offsets[1]].tobytes().decode() if status == OK else ""
 
 
 def agree(data: bytes) -> None:
-    """Check that kernel and plain formatter agree on `data`, or that the kernel leaves it."""
+    """Check that kernel and plain formatter agree on `data`, or that the kernel does not support it."""
     status, at, text = written(data)
     if status == OK:
         assert text == json_value(data[:at])
@@ -78,19 +74,19 @@ def agree(data: bytes) -> None:
 
 
 @given(values)
-def test_equals_the_plain_formatter(value: Any) -> None:
+def test_kernel_equals_the_plain_formatter(value: Any) -> None:
     agree(msgpack.packb(value))
 
 
 @given(st.binary(max_size=60))
-def test_equals_the_plain_formatter_on_any_string_of_bytes(data: bytes) -> None:
+def test_kernel_equals_the_plain_formatter_for_any_string_of_bytes(data: bytes) -> None:
     agree(bytes((0xD9, len(data))) + data)
     agree(bytes((0xD9, len(data))) + data + bytes(8))
 
 
 @pytest.mark.parametrize("lead", range(0x80, 0x100))
-def test_every_short_utf8_sequence(lead: int) -> None:
-    """All second bytes, and enough third and fourth ones to meet every bound of the encoding."""
+def test_kernel_equals_the_plain_formatter_for_every_short_utf8_sequence(lead: int) -> None:
+    """Try all second bytes, with third and fourth bytes at every bound of the encoding."""
     tails = (b"", b"\x80", b"\xbf", b"\x7f", b"\xc0", b"\x80\x80", b"\xbf\xbf", b"\x80\xc0")
     strings = [bytes((lead, second)) + tail for second in range(256) for tail in tails]
     packed = [bytes((0xA0 + len(s),)) + s for s in strings]
@@ -102,13 +98,13 @@ def test_every_short_utf8_sequence(lead: int) -> None:
     assert [data[a:b] for a, b in itertools.pairwise(at)] == [json_value(p) for p in packed]
 
 
-def test_random_bytes_never_lead_outside() -> None:
+def test_random_bytes_cause_no_access_outside_the_buffers() -> None:
     source = random.Random(7)
     for _ in range(ROUNDS):
         agree(source.randbytes(source.randrange(40)))
 
 
-def test_mutated_and_truncated_values_never_lead_outside() -> None:
+def test_mutated_and_truncated_values_cause_no_access_outside_the_buffers() -> None:
     source = random.Random(8)
     sample: Any = [1, "text", {"k": [1.5, None, b"bin"], 7: "é" * 9}, 2**40, msgpack.ExtType(1, b"\x02\x15\x0c")]
     whole = msgpack.packb([*sample, msgpack.ExtType(4, bytes(16)), "x" * 40, [[[[]]]], -5])
@@ -119,10 +115,10 @@ def test_mutated_and_truncated_values_never_lead_outside() -> None:
         agree(bytes(data))
 
 
-def test_a_full_output_is_reported_and_never_overrun() -> None:
+def test_full_output_is_reported_and_never_overrun() -> None:
     data = msgpack.packb([1, "x" * 300, b"y" * 300, {"k": "\x01" * 100}, [[[[1.5] * 20]]]])
     needed = len(json_value(data))
-    rooms = range(0, needed + 2 * ROOM, 97 if UNCOMPILED else 1)
+    rooms = range(0, needed + 2 * ROOM, 97 if INTERPRETED else 1)
     statuses = [written(data, room)[0] for room in rooms]
     assert set(statuses) == {OUT_FULL, OK}
     assert statuses == sorted(statuses, reverse=True)
@@ -139,13 +135,13 @@ def test_nesting_is_bounded() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff\x01", b"\xdb\xff\xff\xff\xffx"]
 )
-def test_broken_values_are_malformed(data: bytes) -> None:
+def test_invalid_values_are_malformed(data: bytes) -> None:
     assert written(data)[0] == MALFORMED
 
 
 @given(st.lists(st.none() | values, max_size=12))
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_a_column_is_its_values(column: list[Any]) -> None:
+def test_column_has_the_text_of_each_value(column: list[Any]) -> None:
     packed = [b"" if value is None else msgpack.packb(value) for value in column]
     ends = np.cumsum([len(p) for p in packed], dtype=np.int64)
     starts = np.array([end - len(p) if p else -1 for end, p in zip(ends, packed, strict=True)], np.int64)
@@ -163,22 +159,22 @@ def test_column_buffer_grows_on_demand() -> None:
     assert text.tobytes().decode() == "".join(json_value(p) for p in packed)
 
 
-def test_a_column_with_a_broken_value_is_an_error() -> None:
+def test_column_with_an_invalid_value_raises_an_error() -> None:
     with pytest.raises(JsonError):
         json_column(np.frombuffer(b"\x01\xa5abc", np.uint8), np.array([0, 1]), np.array([1, 5]))
 
 
-@pytest.mark.skipif(UNCOMPILED, reason="this is the inner run")
-@pytest.mark.parametrize("module", ["test_json_text.py", "test_json_rows.py"])
-def test_bounds_hold_where_every_access_is_checked(module: str) -> None:
-    """The same tests, uncompiled: each out-of-bounds access is an error there."""
+@pytest.mark.skipif(INTERPRETED, reason="already interpreted")
+@pytest.mark.parametrize("module", ["test_json_text.py", "test_json_rows.py", "test_flow_text.py"])
+def test_interpreted_kernels_pass_bounds_checks(module: str) -> None:
+    """Run the tests of memory access interpreted: each out-of-bounds access raises an error."""
     here = Path(__file__)
-    chosen = "outside or overrun or bounded"
+    chosen = "outside or overrun or bounded or flow"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
     done = subprocess.run(
         [*command, "-k", chosen, str(here.with_name(module))],
         cwd=ROOT,
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        env=os.environ | {"FLOWSTONE_INTERPRETED": "1"},
         capture_output=True,
         text=True,
         timeout=250,

@@ -1,4 +1,4 @@
-"""Our Lua, run by the real server, and the shapes of its statements."""
+"""Lua statements: their format, and their evaluation by the real server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_server_evaluates_lua_to_the_same_values(tarantool: ModuleType, tmp_path
         (ErrorStack((ErrorRecord("a", "b\udcff", code=7),)), "box.error.new({code = 7, reason = 'b\\xff'})"),
     ],
 )
-def test_types_of_newer_servers_are_created_by_their_modules(value: Any, text: str) -> None:
+def test_values_of_newer_types_are_created_by_lua_modules(value: Any, text: str) -> None:
     assert lua_value(value) == text
 
 
@@ -83,7 +83,7 @@ def test_transaction_is_one_block_and_rows_without_data_have_no_line(tmp_path: P
     assert statements(tmp_path / "b", (RequestType.RAFT_CONFIRM, {2: 1, 3: 1})) == []
 
 
-def test_fields_are_counted_from_one(tmp_path: Path) -> None:
+def test_lua_counts_fields_from_one(tmp_path: Path) -> None:
     operations = (("=", 1, "x"), (":", 1, 0, 2, "y"), ("!", -1, 3), ("=", "name", 4))
     (from_zero,) = statements(tmp_path / "a", (RequestType.UPDATE, {0x10: 512, 0x20: (1,), 0x21: operations}))
     assert "{[1] = '=', [2] = 2, [3] = 'x'}, [2] = {[1] = ':', [2] = 2, [3] = 1, [4] = 2, [5] = 'y'}" in from_zero

@@ -1,4 +1,4 @@
-"""Tables: brackets, screenfuls, widths, and the columns of one space."""
+"""Tables: brackets, screenfuls, widths, and columns of one space."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def screens(log: Log, width: int | None = 500, **options: Any) -> list[list[str]
     return [text.splitlines() for text in table_text(records(pieces), width=width, **options)]
 
 
-def test_brackets_hold_transactions_of_several_rows(log: Log) -> None:
+def test_brackets_enclose_transactions_of_several_rows(log: Log) -> None:
     insert = (RequestType.INSERT, {0x10: 512, 0x21: (1, "x")})
     for count in (1, 3, 2):
         log.write(*[insert] * count)
@@ -37,7 +37,7 @@ def test_brackets_hold_transactions_of_several_rows(log: Log) -> None:
     assert "".join(line[0] for line in lines[1:]) == " ┌│└┌└"
 
 
-def test_each_screenful_has_a_head_and_widths_of_its_own(log: Log) -> None:
+def test_each_screenful_has_its_own_header_and_widths(log: Log) -> None:
     for text in ("x", "x", "a long text", "x"):
         log.insert(512, 1, text)
     first, second = screens(log, fields=True, height=2)
@@ -54,7 +54,7 @@ def test_lines_are_truncated_to_the_screen_with_a_mark(log: Log) -> None:
     assert "x" * 500 in whole[1]
 
 
-def test_a_narrow_screen_shows_the_day_once_and_leaves_out_an_origin_that_is_everybodys(log: Log) -> None:
+def test_narrow_screen_shows_the_day_once_and_omits_the_origin_when_all_rows_share_it(log: Log) -> None:
     for number in range(2):
         log.insert(512, number, "x" * 500)
     (lines,) = screens(log, width=80)
@@ -88,7 +88,7 @@ def test_output_without_a_screen_has_one_header_and_all_cells(log: Log) -> None:
     assert [line.split()[-1] for line in lines[1:]] == ["x", "x", "a_long_text", "x", "-"]
 
 
-def test_strings_are_shown_in_readable_form(log: Log) -> None:
+def test_strings_are_quoted_only_where_necessary(log: Log) -> None:
     for text in ('say "hi" \\', "", "two\nlines", "\udcff", "é"):
         log.insert(512, 1, text)
     (lines,) = screens(log, fields=True)
@@ -97,7 +97,7 @@ def test_strings_are_shown_in_readable_form(log: Log) -> None:
     assert shown == ['say "hi" \\', '""', '"two\\nlines"', '!!binary "/w=="', "é"]
 
 
-def test_bracket_continues_from_strip_to_strip(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bracket_continues_across_strips(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.history.records.STRIP_ROWS", 2)
     log.write(*[(RequestType.INSERT, {0x10: 512, 0x21: (1, "x")})] * 5)
     log.insert(512, 1, "x")
@@ -105,7 +105,7 @@ def test_bracket_continues_from_strip_to_strip(log: Log, monkeypatch: pytest.Mon
     assert "".join(line[0] for line in lines[1:]) == "┌│││└ "
 
 
-def test_values_without_a_column_are_last(log: Log) -> None:
+def test_values_without_a_column_are_in_the_last_column(log: Log) -> None:
     log.insert(512, 1, "x", 7)
     log.write((RequestType.UPDATE, {0x10: 512, 0x20: (1,), 0x21: (("=", 1, "y"),)}))
     (lines,) = screens(log, fields=True)
@@ -122,7 +122,7 @@ def test_columns_are_selected_and_unknown_ones_rejected(log: Log) -> None:
         screens(log, wanted=["nope"])
 
 
-def test_a_new_format_gets_a_new_head(log: Log) -> None:
+def test_changed_format_starts_a_new_header(log: Log) -> None:
     log.insert(512, 1, "x")
     log.write((RequestType.REPLACE, {0x10: 280, 0x21: (512, 1, "t", "memtx", 0, {}, [{"name": "number"}])}))
     log.insert(512, 2)

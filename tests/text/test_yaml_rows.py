@@ -1,4 +1,4 @@
-"""Our YAML, read back by another library."""
+"""YAML output, read back by another library."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner).map(tuple) | st.dic
 
 
 def as_read(value: Any) -> Any:
-    """Return `value` as decoded by a YAML reader. NaN, which equals nothing, becomes a word."""
+    """Return `value` as decoded by a YAML parser. NaN, which does not equal itself, becomes a string."""
     if isinstance(value, tuple | list):
         return [as_read(each) for each in value]
     if isinstance(value, dict):
@@ -43,14 +43,14 @@ def as_read(value: Any) -> Any:
 
 
 @given(values)
-def test_every_value_is_read_back(value: Any) -> None:
+def test_yaml_parser_reads_every_value_back(value: Any) -> None:
     assert as_read(yaml.safe_load(yaml_value(value))) == as_read(value)
 
 
 @pytest.mark.parametrize(
     "word", ["y", "No", "TRUE", "null", "~", "", "1", "0x1f", "1e3", "2024-05-01", "a: b", "#", "-"]
 )
-def test_reserved_words_are_quoted_strings(word: str) -> None:
+def test_reserved_words_are_quoted(word: str) -> None:
     assert yaml.safe_load(yaml_value({word: word})) == {word: word}
 
 
@@ -76,15 +76,15 @@ def test_reserved_words_are_quoted_strings(word: str) -> None:
         ({"plain_key": 1, "no": 2, "two words": 3}, '{plain_key: 1, "no": 2, "two words": 3}'),
     ],
 )
-def test_strings_are_written_in_readable_form(value: Any, text: str) -> None:
+def test_values_have_readable_yaml(value: Any, text: str) -> None:
     assert yaml_value(value) == text
 
 
-def test_a_key_of_any_length_is_found() -> None:
+def test_key_of_any_length_is_read_back() -> None:
     assert yaml.safe_load(yaml_value({"long " * 1000: 1})) == {"long " * 1000: 1}
 
 
-def test_transactions_are_announced_and_documents_whole(tmp_path: Path) -> None:
+def test_transaction_of_several_rows_starts_with_a_comment(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.create_space(512, "t", ("id", "unsigned"))
     log.insert(512, 1)
@@ -97,7 +97,7 @@ def test_transactions_are_announced_and_documents_whole(tmp_path: Path) -> None:
     assert [each["HEADER"].get("commit") for each in read] == [None, None, True]
 
 
-def test_a_transaction_that_changes_the_schema_is_announced_once(tmp_path: Path) -> None:
+def test_transaction_that_changes_the_schema_has_one_comment(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.create_space(512, "t", ("id", "unsigned"))
     altered: tuple[Any, ...] = (512, 1, "renamed", "memtx", 0, {}, [])

@@ -1,10 +1,10 @@
-"""Log files of real servers (tests/vectors/tarantool-*) and what a listing made beside them says they hold.
+"""Log files of real servers (tests/vectors/tarantool-*), and their contents by independent listings.
 
-The listings were printed by an independent decoder at recording time: per file its text header, per block a line with
-offset, fixheader and checksum, per row its header and its bytes as hex (of a long row the first 300, then dots), at
-last the end marker. They are long, so what
-they say is kept as gzipped JSON lines, `NAME.rows.gz` beside `NAME`, one object per header, block, row and marker.
-`python -m tests.vectors.recorded LISTINGS TARGET` made them: LISTINGS is a directory tree with `NAME` and `NAME.txt`.
+The listings were printed by an independent decoder at recording time: the text header of each file; a line with offset,
+fixheader and checksum per block; header and bytes in hex per row (of a long row the first 300, then dots); and the end
+marker. Because listings are long, their content is stored as gzipped JSON lines, `NAME.rows.gz` next to `NAME`, with
+one object per header, block, row and marker. `python -m tests.vectors.recorded LISTINGS TARGET` creates these files:
+LISTINGS is a directory tree with `NAME` and `NAME.txt`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _PAIR = re.compile(r"\w+\((0x\w\w)\): ([0-9.e+-]+)")
 
 
 def files() -> list[Path]:
-    """Every recorded file that has a listing."""
+    """Return every recorded file that has a listing."""
     return sorted(path.with_name(path.name.removesuffix(SUFFIX)) for path in HERE.rglob("*" + SUFFIX))
 
 
 def listing(path: Path) -> list[dict[str, Any]]:
-    """What the listing of a recorded file says, in order."""
+    """Return the objects in the listing of a recorded file, in order."""
     text = gzip.decompress(path.with_name(path.name + SUFFIX).read_bytes()).decode()
     return [json.loads(line) for line in text.splitlines()]
 
 
 def compacted(text: str) -> Iterator[dict[str, Any]]:
-    """The objects of one printed listing. A line of any unknown form is an error, so nothing is dropped unseen."""
+    """Parse a printed listing. A line of unknown form is an error, so that nothing is dropped silently."""
     lines = iter(text.splitlines())
     for line in lines:
         if found := _META.fullmatch(line):

@@ -40,9 +40,9 @@ def installed() -> str | None:
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """A headless browser.
+    """Yield a headless browser.
 
-    Until it ends, this thread counts as running an event loop: tests that are coroutines belong into other modules."""
+    Until it ends, this thread counts as running an event loop: put tests that are coroutines into other modules."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=installed(), args=list(FLAGS))
         try:
@@ -71,7 +71,7 @@ class Watch:
         return [a.geturl() for a in addresses if a.scheme not in SILENT_SCHEMES and a.hostname not in OURS]
 
     def check(self) -> None:
-        assert not self.strangers(), f"the page asked other hosts: {self.strangers()}"
+        assert not self.strangers(), f"the page requested other hosts: {self.strangers()}"
         assert not self.complaints, f"the page complained: {self.complaints}"
 
     def _asked(self, request: Request) -> None:

@@ -13,7 +13,7 @@ from tests.web import browser as chromium
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, for one module. Absent: a failure where CI=true, else a skip that says so."""
+    """Yield Debian's Chromium, for one module. If it is missing, fail with CI=true, and skip otherwise."""
     if chromium.installed() is None:
         message = "Chromium is not installed (Debian package `chromium`)"
         pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
@@ -23,7 +23,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def watch() -> chromium.Watch:
-    """The requests and errors of the test's page."""
+    """Return the recorder of requests and errors of the page."""
     return chromium.Watch()
 
 

@@ -1,6 +1,6 @@
 """The checks of `promtool check metrics`, and a few more: the text of metrics, line by line.
 
-Returns the problems, one line each. Also parsed by Prometheus' own parser, which accepts much that a scrape would not.
+Problems are one line each. The text is also parsed by Prometheus' own parser, which accepts more than a scrape does.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Family:
 
 @dataclass
 class Exposition:
-    """A text of metrics: its families by name, and its problems."""
+    """Parsed metrics: the families by name, and the problems."""
 
     families: dict[str, Family] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def value(self, name: str, /, **labels: str) -> float:
-        """Return the value of the only sample with these labels among its own."""
+        """Return the value of the only sample that has these labels."""
         found = [
             value
             for family in self.families.values()

@@ -62,7 +62,7 @@ class Dashboard:
 
 @dataclass
 class LiveSets:
-    """`elections` and `mixed`, whose first member is the real server, and their dashboard."""
+    """The sets `elections` and `mixed`, whose first member is the real server, and their dashboard."""
 
     elections: Mesh
     mixed: Mesh

@@ -1,10 +1,10 @@
-"""A load on a server: a process that writes at a given rate in batches until it is stopped.
+"""A load generator: a process that writes to a server at a given rate, in batches, until it is stopped.
 
     python -m tests.web.load URI [--rows-per-second 10000] [--seconds 600]
 
-Makes the space `load` (id, text, n) where it is missing and replaces its tuples over and over, so that the server's
-memory does not grow; of a hundred rows one is an update and one a delete. Prints a line of JSON when it ends: rows
-written, seconds taken.
+Creates the space `load` (id, text, n) if it is missing, and replaces its tuples repeatedly, so that the server's memory
+does not grow; one row in a hundred is an update and one a delete. Prints a line of JSON when it ends: rows written,
+seconds taken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OPEN_END = 1e9
 
 
 async def write(uri: Uri, rows_per_second: int, seconds: float) -> tuple[int, float]:
-    """Rows written, and the seconds that took."""
+    """The rows written, and the elapsed seconds."""
     connection = await Connection.open(production(), uri)
     await _define(connection)
     stream = await connection.detach()
@@ -45,7 +45,7 @@ async def write(uri: Uri, rows_per_second: int, seconds: float) -> tuple[int, fl
         batches = _batches(size)
         written, begun = 0, time.monotonic()
         while (passed := time.monotonic() - begun) < seconds:
-            # Delays are made up for: the rate is that of the whole run.
+            # Catch up after delays: the rate is that of the whole run.
             due = int(passed * rows_per_second) - written
             if due < size:
                 await asyncio.sleep((size - due) / rows_per_second)
@@ -59,13 +59,13 @@ async def write(uri: Uri, rows_per_second: int, seconds: float) -> tuple[int, fl
 
 
 def _batches(size: int) -> list[bytes]:
-    """Encoded once: the load must use the server's time, not the machine's."""
+    """Return batches of requests, encoded only once, so that the load takes little processor time itself."""
     rows = [encode_request(kind, number + 1, body) for number, (kind, body) in enumerate(map(_request, range(KEYS)))]
     return [b"".join(rows[first : first + size]) for first in range(0, KEYS - size + 1, size)]
 
 
 async def _answered(stream: Stream, count: int) -> None:
-    """Wait for that many answers without an error."""
+    """Wait for `count` answers without an error."""
     buffer = bytearray()
     while count:
         buffer += await stream.read(READ_SIZE)

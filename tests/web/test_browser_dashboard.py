@@ -57,7 +57,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory, tarantool: object) -> Iterato
 
 @pytest.fixture(scope="module", autouse=True)
 def patience() -> Iterator[None]:
-    """Expected changes have PATIENCE to appear; only measurements have short timeouts."""
+    """Expected changes may take up to PATIENCE to appear; only measurements have short timeouts."""
     expect.set_options(timeout=PATIENCE)
     yield
     expect.set_options(timeout=5_000)
@@ -65,7 +65,7 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture
 def dashboard(page: Page, sets: LiveSets) -> Page:
-    """The page, wide, once it shows data and a healthy verdict."""
+    """Return the page in a wide window, once it shows data and a healthy verdict."""
     page.set_default_timeout(PATIENCE)
     page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
     page.goto(sets.dashboard.url)
@@ -75,7 +75,7 @@ def dashboard(page: Page, sets: LiveSets) -> Page:
 
 @pytest.fixture
 def tell(pytestconfig: pytest.Config) -> Callable[[str], None]:
-    """Print figures, and store them beside the screenshots."""
+    """Print figures, and store them next to the screenshots."""
 
     def tell(text: str) -> None:
         pytestconfig.get_terminal_writer().line(f"\n{text}")
@@ -91,7 +91,7 @@ def verdict(page: Page) -> Locator:
 
 
 def node(page: Page, member: Member) -> Locator:
-    """A member in the graph."""
+    """Return a member in the graph."""
     return page.get_by_role("button", name=member.address)
 
 
@@ -100,7 +100,7 @@ def transaction(page: Page, text: str) -> Locator:
 
 
 def keep(page: Page, name: str) -> None:
-    """A screenshot of the whole page: at full height, because invisible parts are not drawn."""
+    """Take a screenshot of the whole page, at full height, because invisible parts are not drawn."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     size = page.viewport_size
     assert size is not None
@@ -114,7 +114,7 @@ def keep(page: Page, name: str) -> None:
 # --- contents ---
 
 
-def test_the_topology_of_both_sets_is_shown(dashboard: Page, sets: LiveSets) -> None:
+def test_topology_of_both_sets_is_shown(dashboard: Page, sets: LiveSets) -> None:
     leader, real = sets.leader, sets.mixed.members[0]
     for member in [*sets.elections, *sets.mixed]:
         expect(node(dashboard, member)).to_be_visible()
@@ -150,7 +150,7 @@ def test_selected_member_shows_its_full_report(dashboard: Page, sets: LiveSets) 
 # --- events ---
 
 
-def test_a_write_is_shown_within_two_seconds(dashboard: Page, sets: LiveSets, tell: Callable[[str], None]) -> None:
+def test_write_is_shown_within_two_seconds(dashboard: Page, sets: LiveSets, tell: Callable[[str], None]) -> None:
     for name, member, space in [("elections", sets.leader, SYNCHRONOUS), ("mixed", sets.mixed.members[0], PLAIN)]:
         waits = []
         for number in range(WRITES):
@@ -163,7 +163,7 @@ def test_a_write_is_shown_within_two_seconds(dashboard: Page, sets: LiveSets, te
         assert max(waits) < SHOWN_SECONDS
 
 
-def test_a_killed_leader_and_its_successor_are_shown(dashboard: Page, sets: LiveSets) -> None:
+def test_killed_leader_and_its_successor_are_shown(dashboard: Page, sets: LiveSets) -> None:
     old = sets.leader
     old.kill()
     try:
@@ -186,7 +186,7 @@ def test_a_killed_leader_and_its_successor_are_shown(dashboard: Page, sets: Live
     expect(verdict(dashboard)).to_have_text(ALL_WELL)
 
 
-def test_a_stopped_replica_is_shown_with_its_explanation(dashboard: Page, sets: LiveSets) -> None:
+def test_stopped_replica_is_shown_with_its_explanation(dashboard: Page, sets: LiveSets) -> None:
     mesh = sets.mixed
     real, ours, stopped = mesh.members
     for member, masters in [(real, [ours]), (ours, [real]), (stopped, [])]:
@@ -284,7 +284,7 @@ def test_pending_transactions_are_listed_until_they_have_a_quorum(dashboard: Pag
     )
 
 
-def test_verdict_is_as_bad_as_the_worst_finding(dashboard: Page) -> None:
+def test_verdict_has_the_severity_of_the_worst_finding(dashboard: Page) -> None:
     told = "state => import('/assets/verdict.js').then(({verdict}) => verdict(state))"
 
     def look() -> dict[str, Any] | None:
@@ -338,7 +338,7 @@ def test_transactions_are_filtered_and_the_list_pauses_while_it_is_read(dashboar
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_fault_and_no_text_is_clipped(
+def test_page_is_accessible_and_no_text_is_clipped(
     dashboard: Page, sets: LiveSets, scheme: Literal["light", "dark"]
 ) -> None:
     dashboard.emulate_media(color_scheme=scheme)
@@ -354,7 +354,7 @@ def test_axe_finds_no_fault_and_no_text_is_clipped(
             assert accessibility_faults(dashboard) == []
 
 
-def test_everything_is_reached_by_keyboard(dashboard: Page, sets: LiveSets) -> None:
+def test_every_control_is_reachable_by_keyboard(dashboard: Page, sets: LiveSets) -> None:
     write(sets.leader, 4, "by keyboard", space=PLAIN)
     expect(transaction(dashboard, "by keyboard").first).to_be_visible()
     reached = list(_tab_through(dashboard))
@@ -362,7 +362,7 @@ def test_everything_is_reached_by_keyboard(dashboard: Page, sets: LiveSets) -> N
     wanted = ["Pause", "Theme: system", "Keyboard shortcuts", "Transactions", "As tables", "Set", "Text", "Clear"]
     wanted += [member.address for member in [*sets.elections, *sets.mixed]]
     assert [name for name in wanted if not any(name in one for one in reached)] == []
-    assert "" not in reached, "something without a name takes the focus"
+    assert "" not in reached, "an element without a name takes the focus"
 
     dashboard.get_by_role("link", name="Skip to content").focus()
     dashboard.keyboard.press("Enter")
@@ -380,7 +380,7 @@ def _tab_through(page: Page) -> Iterator[str]:
             return
 
 
-def test_shortcuts_match_their_list(dashboard: Page, sets: LiveSets) -> None:
+def test_shortcuts_equal_the_displayed_list(dashboard: Page, sets: LiveSets) -> None:
     write(sets.leader, 5, "by shortcut", space=PLAIN)
     expect(transaction(dashboard, "by shortcut").first).to_be_visible()
     press = dashboard.keyboard.press
@@ -477,7 +477,7 @@ LATENCY: Final = """() => {
 
 @dataclass
 class Sample:
-    """Return the present memory of a page and its server, after garbage collection."""
+    """Return the current memory of a page and its server, after garbage collection."""
 
     heap: int
     nodes: int
@@ -496,7 +496,7 @@ def _sample(page: Page, session: CDPSession, pid: int) -> Sample:
 
 
 @pytest.mark.timeout(LOAD_SECONDS + 300)
-def test_ten_thousand_updates_a_second_leave_page_and_server_small_and_quick(
+def test_page_and_server_stay_fast_and_small_at_ten_thousand_updates_per_second(
     dashboard: Page, sets: LiveSets, tell: Callable[[str], None]
 ) -> None:
     session = dashboard.context.new_cdp_session(dashboard)

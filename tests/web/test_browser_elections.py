@@ -1,4 +1,4 @@
-"""The time line of elections in a real browser: absent without elections, and neutral where they are off again."""
+"""The timeline of elections in a real browser: absent without elections, and neutral after they were switched off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 30_000
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Mesh]:
-    """A single master of a version that has terms, with `election_mode` off."""
+    """Yield a single master of a version that has terms, with `election_mode` off."""
     cluster = Cluster(tmp_path, NODES)
     try:
         yield Mesh(cluster, ["ours"], direct=True)
@@ -34,12 +34,12 @@ def dashboard(page: Page, mesh: Mesh, tmp_path: Path) -> Iterator[Page]:
     try:
         page.goto(shown.url)
         yield page
-        page.goto("about:blank")  # it would report the server's end
+        page.goto("about:blank")  # otherwise it would report the end of the server
     finally:
         shown.stop()
 
 
-def test_a_set_without_elections_misses_no_leader(dashboard: Page, mesh: Mesh) -> None:
+def test_missing_leader_is_not_reported_without_elections(dashboard: Page, mesh: Mesh) -> None:
     summary = dashboard.locator(".elections .summary")
     expect(dashboard.locator("#verdict")).to_have_text("1 set, 1 member, all reachable", timeout=PATIENCE)
     expect(summary).to_be_hidden()

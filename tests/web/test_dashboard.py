@@ -19,7 +19,7 @@ from tests.web.http_client import get, listen
 
 @pytest.fixture
 async def web(tmp_path: Path) -> AsyncIterator[WebServer]:
-    """The dashboard of one node."""
+    """Yield the dashboard of one node."""
     upstream, outside = Upstream(tmp_path / "node", dialect="2.11"), production()
     await upstream.start()
     feed = Feed(outside, Survey(outside, [parse_uri(upstream.uri)]))
@@ -32,7 +32,7 @@ async def web(tmp_path: Path) -> AsyncIterator[WebServer]:
         await upstream.stop()
 
 
-async def test_only_the_page_and_its_files_are_served(web: WebServer) -> None:
+async def test_dashboard_serves_only_the_page_and_its_files(web: WebServer) -> None:
     page = await get(web, "/")
     assert page.status == 200
     assert page.headers["content-type"].startswith("text/html")
@@ -44,7 +44,7 @@ async def test_only_the_page_and_its_files_are_served(web: WebServer) -> None:
         assert (await get(web, path)).status == 404, path
 
 
-async def test_state_contains_all_that_the_page_shows(web: WebServer) -> None:
+async def test_state_contains_all_data_of_the_page(web: WebServer) -> None:
     state = (await get(web, "/api/state")).json()
     assert list(state) == ["now", "version", "sets", "findings", "pipeline"]
     assert list(state["sets"][0]) == [
@@ -73,7 +73,7 @@ async def test_events_begin_with_the_state(web: WebServer) -> None:
     events.close()
 
 
-async def test_history_is_by_set(web: WebServer) -> None:
+async def test_history_is_stored_per_set(web: WebServer) -> None:
     uuid = (await get(web, "/api/state")).json()["sets"][0]["uuid"]
     points = (await get(web, f"/api/history?set={uuid}")).json()["points"]
     assert list(points[0]) == ["at", "links", "rows"]
@@ -103,6 +103,6 @@ async def test_invalid_parameter_is_rejected_with_one_line(web: WebServer, query
     assert b"<" not in answer.body
 
 
-async def test_empty_parameters_mean_everything(web: WebServer) -> None:
+async def test_empty_parameters_select_everything(web: WebServer) -> None:
     answer = (await get(web, "/api/transactions?set=&space=&type=&replica=&text=&limit=")).json()
     assert list(answer) == ["transactions", "kept", "seen"]

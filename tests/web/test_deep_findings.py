@@ -48,13 +48,13 @@ def clocked() -> tuple[Outside, StandingClock]:
 
 
 def way(member: Member) -> Asking:
-    """To a server that is not queried."""
+    """Return a link to a server that is not queried."""
     assert member.address is not None
     return Asking(production(), parse_uri(member.address))
 
 
 def never_followed(peer: str) -> Finding:
-    """A state that the report of instance 2 does not show."""
+    """Return a finding that the report of instance 2 does not show."""
     return Finding(
         kind=Kind.UNREACHABLE,
         severity=Severity.STOPPED,
@@ -73,7 +73,7 @@ Investigate = Callable[[Sequence[ReplicaSet], tuple[Finding, ...]], tuple[Findin
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Investigate]:
-    """Simulated investigations of the sets: the last one in the list answers."""
+    """Fake investigations of the sets; each is answered by the last entry of the list."""
     made: list[Investigate] = [lambda sets, known: known]
 
     async def findings(self: Investigation, sets: Sequence[ReplicaSet]) -> tuple[Finding, ...]:
@@ -306,7 +306,7 @@ async def test_slow_set_does_not_delay_other_sets(
 
 
 async def test_member_without_an_address_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    """As the node that contains the dashboard, without a user."""
+    """An example is the node that contains the dashboard, without a user."""
     found = DeepFindings(production())
     found.see(STOPPED, lambda member: None)
     await found.look_deeper()

@@ -48,7 +48,7 @@ async def test_new_listener_gets_the_newest_state_and_then_changes() -> None:
         await until("the listener is gone", lambda: stream.listeners == 0)
 
 
-async def test_of_states_that_were_not_sent_only_the_newest_is() -> None:
+async def test_only_the_newest_unsent_state_is_sent() -> None:
     stream = EventStream()
     async with serving(stream) as web:
         events = await listen(web)
@@ -99,7 +99,7 @@ async def test_listener_that_does_not_read_is_disconnected(monkeypatch: pytest.M
         writer.close()
 
 
-async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
     stream = EventStream()
     async with serving(stream) as web:

@@ -53,7 +53,7 @@ async def until(what: str, condition: Callable[[], Any], seconds: float = SECOND
 
 
 async def until_found(feed: Feed, count: int, **wanted: Any) -> None:
-    """Wait until that many transactions are recorded."""
+    """Wait until `wanted` transactions are recorded."""
     deadline = time.monotonic() + SECONDS
     while await kept(feed, **wanted) < count:
         assert time.monotonic() < deadline, f"{count} of {wanted} did not come within {SECONDS:g} s"
@@ -86,7 +86,7 @@ def labels(one: SetState) -> dict[str, str]:
 
 @asynccontextmanager
 async def pair(directory: Path) -> AsyncIterator[tuple[Upstream, flowstone.Node]]:
-    """A node and its follower."""
+    """Yield a node and its follower."""
     first = Upstream(directory / "first", dialect="2.11")
     await first.start()
     second = flowstone.Node(directory / "second", listen="127.0.0.1:0", replication=[first.uri])
@@ -103,7 +103,7 @@ def ways(one: SetState) -> list[tuple[str, int | None]]:
 
 
 async def told_of(events: Events, *wanted: str) -> dict[str, Any]:
-    """Return, by set, the transactions that show these, once all have been reported; earlier writes have been, too."""
+    """Return, by set, the transactions that contain `wanted`, once all have been reported, and so all earlier ones."""
     told: dict[str, Any] = {}
     while len(told) < len(wanted):
         batch = await events.next("transactions")
@@ -122,7 +122,7 @@ async def test_writes_in_two_sets_are_reported_in_time(tarantool: object, tmp_pa
             assert [member.address for member in real.members] == [server.uri]
             async with WebServer(dashboard(feed), "127.0.0.1:0") as web:
                 events = await listen(web)
-                await events.next("state")  # from now on it receives events
+                await events.next("state")  # from here on the listener receives events
                 waits = []
                 for number in range(1, WRITES + 1):
                     begun = time.monotonic()
@@ -167,7 +167,7 @@ async def test_recorded_transactions_are_found_by_filters(tmp_path: Path) -> Non
         )[:2]
 
 
-async def test_searches_leave_the_loop_to_the_database_however_many_ask(tmp_path: Path) -> None:
+async def test_concurrent_searches_do_not_block_the_event_loop(tmp_path: Path) -> None:
     row = LiveRow(type="INSERT", space="load", space_id=512, lsn=1, data="x" * DATA_LENGTH_MAX)
     large = LiveTransaction(
         replicaset_uuid="x",
@@ -198,7 +198,7 @@ async def test_searches_leave_the_loop_to_the_database_however_many_ask(tmp_path
 
 
 async def test_stalled_member_is_replaced_by_another_source(tmp_path: Path) -> None:
-    """As a leader that is isolated and still answers."""
+    """An isolated leader that still answers is such a member."""
     async with pair(tmp_path) as (first, second):
         other = f"replicator:secret@{second.address}"
         async with feeding(first.uri, other) as feed:
@@ -256,7 +256,7 @@ async def test_transaction_pending_for_a_quorum_is_listed(tmp_path: Path) -> Non
 
 @asynccontextmanager
 async def electorate(directory: Path) -> AsyncIterator[tuple[list[flowstone.Node], list[str]]]:
-    """Three nodes with elections, and their URIs."""
+    """Yield three nodes with elections, and their URIs."""
     uris = [f"admin:secret@127.0.0.1:{free_port()}" for _ in range(3)]
     nodes = [
         flowstone.Node(
@@ -285,11 +285,11 @@ def leader_of(feed: Feed) -> str | None:
 
 
 def elections_in(feed: Feed) -> list[tuple[str, str | None]]:
-    """Return the time line: events, and the leader since each."""
+    """Return the timeline: events, and the leader since each."""
     return [(event.kind, event.leader_label) for event in feed.state().sets[0].elections]
 
 
-async def test_a_lost_leader_and_its_successor_are_on_the_time_line(tmp_path: Path) -> None:
+async def test_timeline_shows_a_lost_leader_and_its_successor(tmp_path: Path) -> None:
     async with electorate(tmp_path) as (nodes, uris), feeding(*uris) as feed:
         await until("a leader and its log", lambda: leader_of(feed) and tails_follow(feed))
         before = leader_of(feed)

@@ -60,7 +60,7 @@ def ask(page: str, path: str) -> tuple[Any, float]:
 
 @contextmanager
 def listening(page: str) -> Iterator[list[int]]:
-    """A listener to all events: records their sizes, line by line."""
+    """A listener to all events that records their sizes."""
     sizes: list[int] = []
     with urllib.request.urlopen(f"{page}api/events", timeout=30) as events:
         reading = Thread(target=lambda: sizes.extend(map(len, events)), daemon=True)
@@ -113,7 +113,7 @@ def _near(page: str) -> tuple[Any, Any]:
 
 
 def _behind(state: Any) -> int:
-    """Return how many rows the tail lacks of those on the server when it was queried."""
+    """Return the number of rows that the server had when it was queried and that the tail lacks."""
     one = state["sets"][0]
     return abs(int(one["vclock"]["1"]) - int(one["tail"]["seen"]))
 

@@ -41,7 +41,7 @@ def link(follower: int, master: int, **options: Any) -> Link:
     return Link(follower=str(follower), master=str(master), status="follow", **options)
 
 
-def test_rates_are_those_of_the_last_seconds() -> None:
+def test_rates_cover_the_last_seconds() -> None:
     clock = StandingClock()
     one = watched(clock)
     for lsn in (0, 100, 200, 300, 1300):
@@ -53,8 +53,8 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert state.links[0].rows_per_second == 200.0
 
 
-def test_row_is_counted_on_the_link_to_its_originator() -> None:
-    """In a mesh any member may send any rows; in a chain there is one way."""
+def test_row_is_counted_on_the_link_from_its_originator() -> None:
+    """In a mesh any member may send any rows; in a chain there is only one path."""
     clock = StandingClock()
     one = watched(clock)
     for lsn in (0, 30):
@@ -91,7 +91,7 @@ def test_election_is_reported_once_for_all_members() -> None:
     ]
 
 
-def test_promotion_without_elections_is_reported_and_no_leader_is_missed() -> None:
+def test_promotion_without_elections_is_reported_without_a_missing_leader() -> None:
     """Members of 2.11 nevertheless have a term."""
     one, members = watched(StandingClock()), (member(1, {}, election_mode="off"), member(2, {}, election_mode="off"))
     for at, term in ((100.0, 1), (101.0, 2)):
@@ -112,7 +112,7 @@ def test_switching_elections_off_and_on_is_reported() -> None:
     assert told == [(1.0, "leader"), (2.0, "off"), (4.0, "term"), (5.0, "leader")]
 
 
-def test_where_options_are_not_shown_only_a_leader_can_be_missed() -> None:
+def test_leader_is_reported_missing_without_options_only_if_there_was_one() -> None:
     one, members = watched(StandingClock()), (member(1, {}, election_mode=""), member(2, {}, election_mode=""))
     for at, leader in ((1.0, 0), (2.0, 1), (3.0, 0)):
         one.look(ReplicaSet(uuid=UUID, members=members, term=2, leader=leader), [], at)
@@ -132,7 +132,7 @@ def test_past_events_of_the_log_precede_observed_events() -> None:
 def test_reports_from_before_an_election_precede_it() -> None:
     one, members = watched(StandingClock()), (member(1, {}), member(2, {}))
     one.look(ReplicaSet(uuid=UUID, members=members, term=2, leader=1), [], 1000.0)
-    one._note_leader(3, 2, 1001.5)  # it arrives while the slowest of them is waited for
+    one._note_leader(3, 2, 1001.5)  # the election happens while the slowest report is pending
     one.look(ReplicaSet(uuid=UUID, members=members, term=3, leader=0), [], 1001.0)
     one.look(ReplicaSet(uuid=UUID, members=members, term=3, leader=2), [], 1002.0)
     assert [event.kind for event in one.state().elections] == ["leader", "no_leader", "leader"]
@@ -142,7 +142,7 @@ def test_leader_that_returns_in_its_term_is_reported_again() -> None:
     one, members = watched(StandingClock()), (member(1, {}), member(2, {}))
     for at, leader in ((100.0, 1), (110.0, 0), (111.0, 1), (112.0, 1), (120.0, 0), (130.0, 1)):
         one.look(ReplicaSet(uuid=UUID, members=members, term=3, leader=leader), [], at)
-    one._note_leader(3, 1, 99.0)  # the log knows since when
+    one._note_leader(3, 1, 99.0)  # the log has the time of the election
     told = [(event.at, event.kind) for event in one.state().elections]
     times = {"leader": (99.0, 111.0, 130.0), "no_leader": (110.0, 120.0)}
     assert told == sorted((at, kind) for kind, moments in times.items() for at in moments)

@@ -17,12 +17,12 @@ def test_member_has_its_label_and_mode_and_an_error_in_place_of_a_report() -> No
     assert shown["unreachable"]["reason"] == "refused"
 
 
-def test_a_link_has_its_rate() -> None:
+def test_link_has_its_rate() -> None:
     shown = msgspec.to_builtins(link_state(Link(follower="a", master="b", status="follow", lag=0.5), 12.0))
     assert (shown["lag"], shown["rows_per_second"]) == (0.5, 12.0)
 
 
-def test_names_that_are_words_of_python_are_those_of_the_contract() -> None:
+def test_python_keywords_are_renamed_as_in_the_contract() -> None:
     assert msgspec.to_builtins(TailState(status="following", address="db:3301"))["from"] == "db:3301"
     row = LiveRow(type="INSERT", space="orders", space_id=512, lsn=7, data="{id: 1}")
     one = LiveTransaction(

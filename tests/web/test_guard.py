@@ -65,14 +65,14 @@ def ask(guard: Guard, path: str = "/", method: str = "GET", **headers: str) -> A
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:8081", "localhost:8081", "LOCALHOST", "[::1]:8081", "[::1]", "10.1.2.3:80"]
 )
-def test_on_loopback_an_address_or_localhost_is_asked(host: str) -> None:
+def test_loopback_addresses_and_localhost_are_served(host: str) -> None:
     assert ask(Guard(APPLICATION), host=host).status == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8081", "localhost.evil.example", "127.0.0.1.nip.io", ""]
 )
-def test_a_name_that_could_have_been_rebound_is_not_served(host: str) -> None:
+def test_host_name_that_could_be_rebound_is_rejected(host: str) -> None:
     answer = ask(Guard(APPLICATION, hosts=["board.example"]), host=host)
     assert answer.status == 421
     assert "secret" not in answer.body
@@ -83,7 +83,7 @@ def test_configured_host_name_is_served() -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
-def test_only_reading_is_allowed(method: str) -> None:
+def test_only_read_requests_are_allowed(method: str) -> None:
     answer = ask(Guard(APPLICATION), method=method)
     assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
 
@@ -112,16 +112,16 @@ def test_pages_require_the_token() -> None:
     assert ask(guard, "/?token=wrong").status == 401
 
 
-def test_the_token_is_taken_as_a_bearer() -> None:
+def test_token_is_accepted_as_a_bearer() -> None:
     assert ask(Guard(APPLICATION, token=TOKEN), authorization=f"bearer {TOKEN}").status == 200
 
 
-def test_with_a_token_any_name_is_served() -> None:
+def test_any_host_name_is_served_with_a_token() -> None:
     """A page after DNS rebinding has no cookie for its name, and no token."""
     assert ask(Guard(APPLICATION, token=TOKEN), host="db1:8081", authorization=f"Bearer {TOKEN}").status == 200
 
 
-def test_a_token_in_the_address_becomes_a_cookie() -> None:
+def test_token_in_the_address_becomes_a_cookie() -> None:
     guard = Guard(APPLICATION, token=TOKEN)
     moved = ask(guard, f"/api/state?set=1&token={TOKEN.replace(' ', '+')}&space=a%26b")
     assert (moved.status, moved.headers["location"]) == (303, "/api/state?set=1&space=a%26b")
@@ -133,7 +133,7 @@ def test_a_token_in_the_address_becomes_a_cookie() -> None:
 
 
 @pytest.mark.parametrize("path", ["//evil.example/", "/\\evil.example/", "///evil.example"])
-def test_the_exchange_leads_to_no_other_host(path: str) -> None:
+def test_token_exchange_redirects_to_no_other_host(path: str) -> None:
     moved = ask(Guard(APPLICATION, token=TOKEN), f"{path}?token={TOKEN.replace(' ', '+')}")
     assert moved.status == 303
     assert moved.headers["location"].startswith("/evil.example")

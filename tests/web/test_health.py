@@ -1,4 +1,4 @@
-"""Whether a node is alive and ready, and the reasons if it is not."""
+"""Liveness and readiness of a node, with the reasons if it is not ready."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def usage(wal_free: int = GIB, memtx_free: int = GIB) -> DiskUsage:
     )
 
 
-def test_a_running_node_is_well_whoever_else_is_away() -> None:
+def test_running_node_is_ready_while_peers_are_down() -> None:
     found = node_health(report(), statistics(), usage())
     assert (found.is_well, found.is_ready, found.reasons) == (True, True, ())
 
@@ -110,7 +110,7 @@ def test_health_lists_the_problems_of_a_node(node: Report, is_ready: bool, reaso
 
 
 @pytest.mark.parametrize("status", ["follow", "sync"])
-def test_leader_counts_only_while_it_is_heard(status: str) -> None:
+def test_leader_counts_only_while_it_sends_heartbeats(status: str) -> None:
     election = Election(state="follower", term=3, leader=2)
     follows = report(
         election=election, replication=(ReportedPeer(id=2, uuid="v", upstream=ReportedUpstream(status=status)),)
@@ -185,7 +185,7 @@ def test_peer_complaint_is_a_reason_where_the_report_has_none(
     assert ("no more of db2:1" in node_health(node, statistics(), usage(), [complaint]).reasons) is is_told
 
 
-def test_missing_leader_is_no_problem_without_elections() -> None:
+def test_missing_leader_is_not_a_problem_without_elections() -> None:
     quiet = report(cfg={"election_mode": "off"}, election=Election(state="follower", term=1))
     assert node_health(quiet, statistics(), usage()).is_well
 
@@ -195,13 +195,13 @@ def test_failing_log_makes_the_node_unready() -> None:
     assert (found.is_ready, found.reasons) == (False, ("WAL write failed: x.xlog: No space left on device",))
 
 
-def test_a_disk_that_is_nearly_full_is_a_warning() -> None:
+def test_nearly_full_disk_is_a_warning() -> None:
     found = node_health(report(), statistics(), usage(wal_free=FREE_BYTES_MIN - 1))
     assert found.is_ready
     assert found.reasons == ("disk of wal_dir is nearly full: 255 MiB free",)
 
 
-def test_a_directory_that_cannot_be_read_is_a_warning() -> None:
+def test_unreadable_directory_is_a_warning() -> None:
     found = node_health(report(), statistics(), OSError(errno.EIO, "Input/output error", "/data/wal"))
     assert found.is_ready
     assert found.reasons == ("cannot read the data directory: /data/wal: Input/output error",)
@@ -249,17 +249,17 @@ def test_node_without_upstreams_is_not_ready_when_a_follower_has_rows_that_it_la
     ],
     ids=["has rows of another", "has rows of one of two", "has its own rows alone", "was followed"],
 )
-def test_writable_isolated_node_is_ready_only_as_master_of_the_others(
+def test_writable_isolated_node_is_ready_only_as_master_of_all_others(
     others: list[ReportedPeer], is_ready: bool
 ) -> None:
-    """Without rows of others it is a single master whose replicas are down, and the only writable member."""
+    """A node without rows of others is a single master whose replicas are down, and the only writable member."""
     found = node_health(report(id=3, replication=(ReportedPeer(id=3, uuid="u"), *others), **OFF), statistics(), usage())
     consequence = "no replica has its new rows" if is_ready else "it gets no rows"
     assert (found.is_ready, found.reasons) == (is_ready, (f"{ALONE}: {consequence}",))
 
 
 async def test_writable_member_configured_without_upstreams_is_not_ready(tmp_path: Path) -> None:
-    """And its master, which it no longer follows, is: `explain` agrees for both."""
+    """Its master, which it no longer follows, is ready; `explain` agrees for both."""
     address = f"127.0.0.1:{free_port()}"
     uri = "{}:{}@{}".format(*REPLICATOR, address)
     async with (

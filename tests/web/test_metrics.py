@@ -104,7 +104,7 @@ def shown(*answers: Report | Unreachable) -> Exposition:
     return checked(body.decode())
 
 
-def test_a_report_has_the_values_that_the_module_of_tarantool_would_show() -> None:
+def test_report_metrics_equal_those_of_the_tarantool_module() -> None:
     found = shown(REPORT)
     assert found.value("tnt_info_lsn") == 100
     assert found.value("tnt_info_vclock", id="2") == 7
@@ -119,7 +119,7 @@ def test_a_report_has_the_values_that_the_module_of_tarantool_would_show() -> No
     assert [found.value(f"tnt_synchro_queue_{name}") for name in "owner term len busy".split()] == [1, 4, 2, 1]
     assert [found.value(f"tnt_synchro_queue_{name}") for name in "size age confirm_lag".split()] == [300, 1.5, 0.01]
     assert found.labels("tnt_replication_lag")[0].keys() == {"alias", "id", "stream"}
-    assert "1" not in [labels["id"] for labels in found.labels("tnt_replication_status")], "nobody follows itself"
+    assert "1" not in [labels["id"] for labels in found.labels("tnt_replication_status")], "no instance follows itself"
 
 
 def test_report_adds_metrics_that_tarantool_lacks() -> None:
@@ -132,7 +132,7 @@ def test_report_adds_metrics_that_tarantool_lacks() -> None:
     assert found.value("flowstone_instance_info", version="3.2.0", package="Tarantool") == 1
 
 
-def test_names_and_labels_are_those_of_tarantool() -> None:
+def test_names_and_labels_equal_those_of_tarantool() -> None:
     found = shown(REPORT)
     for name, labels in TARANTOOL_NAMES.items():
         assert found.families[name].kind == "gauge"
@@ -152,7 +152,7 @@ def test_metrics_omit_values_that_a_server_does_not_report() -> None:
     assert "tnt_replication_lag" not in names
 
 
-def test_a_server_that_does_not_answer_is_down() -> None:
+def test_silent_server_is_down() -> None:
     found = shown(REPORT, Unreachable(address="127.0.0.1:3302", reason="Connection refused"))
     assert found.value("flowstone_server_up", alias="127.0.0.1:3301") == 1
     assert found.value("flowstone_server_up", alias="127.0.0.1:3302") == 0
@@ -168,7 +168,7 @@ def test_servers_with_equal_names_are_distinguished_by_address() -> None:
     assert [labels["alias"] for labels in found.labels("tnt_info_lsn")] == ["x", "b:1"]
 
 
-def test_texts_of_servers_cannot_break_a_line() -> None:
+def test_text_of_a_server_cannot_break_a_line() -> None:
     evil = 'x"} 1\n# HELP y z\ny 5\\'
     found = shown(Report(address=evil, package=evil, version=evil, id=1, uuid=evil, status=evil, ro=False))
     assert "y" not in found.families
@@ -193,7 +193,7 @@ def test_openmetrics_is_sent_when_accepted() -> None:
     assert {"tnt_info_lsn", "flowstone_synchro_rollbacks", "took_seconds"} <= names
 
 
-def test_a_histogram_counts_from_below() -> None:
+def test_histogram_buckets_are_cumulative() -> None:
     families = Families()
     families.histogram("took_seconds", "Took", Durations((0.1, 1.0), (1, 0, 2), 7.5), mode="x")
     found = checked(encode(families, "")[0].decode())
@@ -202,7 +202,7 @@ def test_a_histogram_counts_from_below() -> None:
 
 
 @pytest.mark.real
-async def test_a_real_server_and_its_replica_have_tarantools_metrics(tarantool: Any, tmp_path: Path) -> None:
+async def test_real_server_and_its_replica_have_the_metrics_of_tarantool(tarantool: Any, tmp_path: Path) -> None:
     with (
         tarantool.serve(tmp_path / "master") as master,
         tarantool.serve(tmp_path / "replica", cfg=f"replication='{master.uri}'") as replica,
@@ -221,7 +221,7 @@ async def test_a_real_server_and_its_replica_have_tarantools_metrics(tarantool: 
 
 
 def _has_settled(info: dict[str, Any], leader: int) -> bool:
-    """It knows the leader, and follows both others, as they follow it."""
+    """Return True if the node knows the leader, and follows both others, which follow it."""
     peers = [peer for peer in info["replication"].values() if peer["id"] != info["id"]]
     sides = [(peer.get(side) or {}).get("status") for peer in peers for side in ("upstream", "downstream")]
     return bool(info["election"]["leader"] == leader) and sides == ["follow"] * 4
@@ -255,12 +255,12 @@ async def test_set_with_elections_has_all_metrics_of_tarantool(tmp_path: Path) -
             == 2
         )
         everybody = shown(*[await own_report(node) for node in nodes])
-        assert len(everybody.labels("flowstone_replication_lag_rows")) == 6, "everybody follows everybody"
+        assert len(everybody.labels("flowstone_replication_lag_rows")) == 6, "all members follow each other"
     finally:
         await asyncio.gather(*(node.stop() for node in nodes))
 
 
-def test_the_documentation_has_every_metric_and_no_other() -> None:
+def test_documentation_lists_exactly_the_existing_metrics() -> None:
     root = ROOT
     text = (root / "docs" / "reference" / "metrics.md").read_text()
     tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))

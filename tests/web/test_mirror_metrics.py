@@ -8,7 +8,7 @@ from flowstone.web.mirror_metrics import MirrorMetrics
 from tests.web.exposition import Exposition, checked
 
 UUID = "aaaaaaaa-0000-4000-8000-000000000001"
-TABLES = {"orders": TableProgress(1000, 500.0, 12), "users": TableProgress(234, 117.0)}
+TABLES = {"orders": TableProgress(1000, 500.0, 12, misfits=3), "users": TableProgress(234, 117.0)}
 
 
 async def shown(metrics: MirrorMetrics) -> Exposition:
@@ -26,7 +26,7 @@ async def test_tables_changes_batches_and_freshness_are_shown() -> None:
     metrics.note(MirrorSnapshot(UUID, {1: 5}))
     metrics.note(MirrorSnapshot(UUID, {1: 5}, rows=10))
     metrics.note(MirrorDataLoss(UUID, "rows 6 to 9 are gone"))
-    metrics.note(MirrorProgress({UUID: {1: 5, 2: 7}}, 1234, 617.0, 0.4, 7, TABLES, 0.25, 3))
+    metrics.note(MirrorProgress({UUID: {1: 5, 2: 7}}, 1234, 617.0, 0.4, 7, TABLES, 0.25, 3, 5))
     found = await shown(metrics)
     assert found.value("flowstone_mirror_position", replicaset=UUID, id="2") == 7
     assert found.value("flowstone_mirror_changes_total") == 1234
@@ -37,6 +37,9 @@ async def test_tables_changes_batches_and_freshness_are_shown() -> None:
     assert found.value("flowstone_mirror_tables") == 2
     assert found.value("flowstone_mirror_table_changes_total", table="orders") == 1000
     assert found.value("flowstone_mirror_table_version", table="orders") == 12
+    assert found.value("flowstone_mirror_misfits_total", table="orders") == 3
+    assert found.value("flowstone_mirror_misfits_total", table="users") == 0
+    assert found.value("flowstone_mirror_quarantine_rows") == 5
     assert found.value("flowstone_mirror_snapshots_total") == 1
     assert found.value("flowstone_mirror_data_losses_total") == 1
     assert (await metrics.health()).is_well

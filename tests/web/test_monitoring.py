@@ -24,7 +24,7 @@ from tests.web.http_client import get
 
 @dataclass
 class OnDone:
-    """Returns the configured state."""
+    """A health check that returns the configured state."""
 
     found: Health = field(default_factory=lambda: Health(state="running", is_ready=True))
 
@@ -37,7 +37,7 @@ class OnDone:
         return self.found
 
 
-async def test_metrics_are_prometheus_text() -> None:
+async def test_metrics_are_served_as_prometheus_text() -> None:
     async with WebServer(monitoring(OnDone()), "127.0.0.1:0") as web:
         answer = await get(web, "/metrics")
     assert answer.status == 200
@@ -46,7 +46,7 @@ async def test_metrics_are_prometheus_text() -> None:
 
 
 class Counted(OnDone):
-    """Counts its queries."""
+    """A health check that counts its queries."""
 
     asked = 0
 
@@ -63,7 +63,7 @@ class Counted(OnDone):
 
 @pytest.mark.parametrize("path", ["/metrics", "/health", "/health/ready"])
 async def test_concurrent_requests_are_answered_together(path: str) -> None:
-    """Otherwise a few hundred of them would block the loop for seconds, and with it probes and the node."""
+    """Otherwise a few hundred requests would block the event loop, and with it probes and the node, for seconds."""
     counted = Counted()
     application = monitoring(counted)
     sent: list[Message] = []
@@ -104,13 +104,13 @@ async def test_health_lists_reasons_and_a_probe_gets_only_the_status() -> None:
         assert [(await get(web, path)).status for path in PROBES] == [200, 503]
 
 
-async def test_probes_need_no_token_and_say_little() -> None:
+async def test_probes_need_no_token_and_return_only_the_status() -> None:
     async with WebServer(monitoring(OnDone()), "127.0.0.1:0", token=new_token(), open_paths=PROBES) as web:
         assert [(await get(web, path)).status for path in PROBES] == [200, 200]
         assert [(await get(web, path)).status for path in ("/metrics", "/health", "/")] == [401, 401, 401]
 
 
-async def test_an_application_answers_all_else() -> None:
+async def test_other_paths_are_answered_by_the_application() -> None:
     async def hello(request: Request) -> PlainTextResponse:
         return PlainTextResponse("hello")
 

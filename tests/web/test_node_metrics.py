@@ -83,7 +83,7 @@ async def test_metrics_show_held_logs_and_sent_bytes_per_replica(tmp_path: Path)
 
 
 class FailingDisk(SystemDisk):
-    """A writable disk, until it fails: then neither its directories nor its free space are exported."""
+    """A disk that is writable until it fails; then neither its directories nor its free space are exported."""
 
     is_failing = False
 
@@ -118,7 +118,7 @@ async def test_failing_disk_removes_only_its_own_metrics(tmp_path: Path) -> None
         assert (await get(web, "/health")).status == 200
 
 
-async def test_disk_that_hangs_does_not_keep_probes_and_metrics_waiting(tmp_path: Path) -> None:
+async def test_hanging_disk_does_not_delay_probes_and_metrics(tmp_path: Path) -> None:
     disk = HangingDisk()
     node = Node(tmp_path, outside=replace(production(), disk=disk))
     async with node, WebServer(monitoring(NodeMetrics(node)), "127.0.0.1:0") as web:

@@ -12,7 +12,7 @@ from tests.node.upstream_server import Upstream
 from tests.real_tarantool import free_port
 
 
-async def test_a_node_is_seen_without_a_user_and_its_peers_by_their_uris(tmp_path: Path) -> None:
+async def test_node_is_shown_without_a_query_and_its_peers_by_their_uris(tmp_path: Path) -> None:
     first = Upstream(tmp_path / "first", dialect="2.11")
     await first.start()
     second = flowstone.Node(tmp_path / "second", listen="127.0.0.1:0", replication=[first.uri])
@@ -39,7 +39,7 @@ async def test_a_node_is_seen_without_a_user_and_its_peers_by_their_uris(tmp_pat
         await first.stop()
 
 
-async def test_of_a_node_that_is_named_too_its_own_word_counts(tmp_path: Path) -> None:
+async def test_own_report_is_used_if_the_node_is_also_named(tmp_path: Path) -> None:
     upstream = Upstream(tmp_path / "node", dialect="2.11")
     node = flowstone.Node(tmp_path / "other", listen="127.0.0.1:0")
     await upstream.start()

@@ -1,4 +1,4 @@
-"""The files of the dashboard's page: complete, local, and without a way from text to markup."""
+"""The files of the dashboard's page: complete, local, and unable to interpret text as markup."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_element_that_a_script_looks_up_is_in_the_page() -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_have_a_header_and_fit_a_screen(path: Path) -> None:
+def test_scripts_have_a_header_and_limited_length(path: Path) -> None:
     lines = path.read_text("utf-8").splitlines()
     assert lines[0].startswith("// ")
     assert [number for number, line in enumerate(lines, 1) if len(line) > LINE_LENGTH_MAX] == []

@@ -1,4 +1,4 @@
-"""Complaints of a node's log about its peers: their use by health during startup, and where `box.info` is silent.
+"""Log messages of a node about its peers, used by health during startup and if `box.info` has no message.
 
 Served nodes are processes.
 """
@@ -119,7 +119,7 @@ def test_expelled_node_reports_that_it_is_an_orphan_while_it_waits(serve: Serve,
     served.wait_for(f"metrics and health at http://127.0.0.1:{port}/")
     eventually("the orphan", reason(port, "orphan", "node is an orphan: it is not in sync with enough peers"))
     eventually("the refusal", reason(port, "orphan", f"127.0.0.1:{master.port}", "replica"))
-    assert "ready" not in served.lines, "it waits for its peer until replication_sync_timeout"
+    assert "ready" not in served.lines, "the node waits for its peer until replication_sync_timeout"
     with connected(served) as client:
         assert client.call("box.info")[0]["status"] == "orphan"
 

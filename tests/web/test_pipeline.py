@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flowstone.lake.quarantine import Quarantine
 from flowstone.spark.lake import Lake, LakeProgress
 from flowstone.web.feed_state import PipelineTable
 from flowstone.web.pipeline import FRESH_SECONDS, Pipeline
@@ -40,7 +41,7 @@ def test_table_lags_when_rows_are_missing_for_long(lake: Lake) -> None:
     assert look(lake, 6, NOW - 100 + FRESH_SECONDS / 2)["orders"].status == "current"
 
 
-def test_lag_is_unknown_for_a_set_that_is_not_watched(lake: Lake) -> None:
+def test_lag_of_an_unwatched_set_is_unknown(lake: Lake) -> None:
     lake.create(ORDERS, UUID, at(5))
     shown = Pipeline([lake.path]).look(NOW, {})[0]
     assert (shown.status, shown.age_seconds) == ("unknown", None)
@@ -62,3 +63,19 @@ def test_foreign_directory_is_ignored_and_a_broken_table_is_reported(lake: Lake)
     log = Path(lake.path) / "orders" / "_delta_log" / "00000000000000000000.json"
     log.write_text("no JSON")
     assert {name: table.status for name, table in look(lake, 5).items()} == {"orders": "damaged"}
+
+
+def test_misfits_in_the_quarantine_are_findings(lake: Lake) -> None:
+    pipeline, quarantine = Pipeline([lake.path]), Quarantine(lake.path, {})
+    lake.quarantine = quarantine
+    table = lake.create(ORDERS, UUID, at(5))
+    pipeline.look(NOW, {})
+    assert not pipeline.findings
+    table.merge(folded({1: packed(1, 5)}), ORDERS, at(6), UUID)
+    pipeline.look(NOW, {})
+    assert [each.what for each in pipeline.findings] == [
+        f"1 value of orders.name does not fit the column in {lake.path}"
+    ]
+    table.rewrite(space(("id", "unsigned"), ("name", "unsigned")), at(7), UUID)
+    pipeline.look(NOW, {})
+    assert not pipeline.findings

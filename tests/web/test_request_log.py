@@ -1,4 +1,4 @@
-"""Ids of HTTP requests: their origin, their places, and what the log never shows."""
+"""Ids of HTTP requests: their origin, their use in answers and logs, and secrets that logs omit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_invalid_request_id_is_replaced(given: str) -> None:
     assert (await answered("/", f"X-Request-Id: {given}"))[1][HEADER] != given
 
 
-async def test_a_failure_is_logged_with_its_id_and_answered(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failure_is_logged_with_its_id_and_answered(caplog: pytest.LogCaptureFixture) -> None:
     status, headers = await answered("/fail?token=secret", "X-Request-Id: r1")
     assert status == "HTTP/1.1 500 Internal Server Error"
     assert headers[HEADER] == "r1"

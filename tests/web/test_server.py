@@ -91,13 +91,13 @@ async def test_server_stops_in_time_with_an_open_event_stream() -> None:
         writer.close()
 
 
-async def test_an_address_that_is_taken_is_named() -> None:
+async def test_error_names_an_address_in_use() -> None:
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
         with pytest.raises(CannotListen, match=f"cannot serve HTTP at {web.address}: Address already in use"):
             await WebServer(APPLICATION, web.address).start()
 
 
-async def test_a_server_that_never_started_can_be_stopped() -> None:
+async def test_server_can_be_stopped_before_its_start() -> None:
     await WebServer(APPLICATION, "127.0.0.1:0").stop()
 
 
@@ -131,7 +131,7 @@ async def test_full_server_closes_unfinished_requests_and_answers_new_ones() -> 
             writer.close()
 
 
-async def test_full_server_closes_a_connection_of_the_address_that_has_most(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_server_closes_a_connection_of_the_address_with_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
         port = int(web.address.rpartition(":")[2])
@@ -159,7 +159,7 @@ async def test_full_server_closes_the_oldest_stream_if_all_connections_are_busy(
             writer.close()
 
 
-async def test_elsewhere_than_on_loopback_a_token_is_needed() -> None:
+async def test_token_is_required_for_other_addresses_than_loopback() -> None:
     with pytest.raises(TokenNeeded, match=r"0\.0\.0\.0:8081 is reachable from other machines; set a token"):
         WebServer(APPLICATION, "*:8081")
     async with WebServer(APPLICATION, "0.0.0.0:0", token=new_token()) as web:

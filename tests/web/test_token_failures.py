@@ -12,7 +12,7 @@ from flowstone.web import token_failures
 from flowstone.web.token_failures import LINE_SECONDS, RETRIES, WAITING_MAX, TokenFailures
 
 
-async def test_answers_to_an_address_that_keeps_guessing_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_to_an_address_with_many_wrong_tokens_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_failures, "DELAY_SECONDS", 0.05)
     failures, loop = TokenFailures(), asyncio.get_running_loop()
     begun = loop.time()
@@ -37,7 +37,7 @@ async def test_too_many_wrong_tokens_at_once_are_rejected_and_other_addresses_ar
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_wrong_tokens_are_logged_at_a_bounded_rate(
+async def test_log_lines_about_wrong_tokens_are_rate_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures, now = TokenFailures(), 1000.0
@@ -53,7 +53,7 @@ async def test_wrong_tokens_are_logged_at_a_bounded_rate(
     ]
 
 
-async def test_memory_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_remembered_addresses_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_failures, "HOSTS_MAX", 10)
     failures = TokenFailures()
     for number in range(100):

@@ -1,1 +1,1 @@
-"""Tests of the file format."""
+"""Tests of the log file format."""

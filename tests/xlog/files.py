@@ -1,4 +1,4 @@
-"""A log file in memory, and small logs to damage: the basis of reader tests."""
+"""Log files in memory, intact and damaged, for tests of readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATH = "some.xlog"
 
 
 class MemoryFile:
-    """Bytes as a File of the disk, for reading; counts the bytes read, and the largest read."""
+    """A readable File in memory; counts the bytes read, and the largest read."""
 
     path = PATH
 
@@ -68,7 +68,7 @@ def framed(payload: bytes, is_compressed: bool = False) -> bytes:
 def small_log(
     *, file_type: FileType = FileType.XLOG, marker: bool = True
 ) -> tuple[bytes, list[list[bytes]], list[int]]:
-    """A file of three plain blocks and a compressed one between them: its bytes, its rows by block, block offsets."""
+    """Return a log of three plain blocks and a compressed one: its bytes, its rows per block, its block offsets."""
     blocks = [[row(6)], [row(7), row(8, "x")], [row(9, "y" * 2100)], [row(10)]]
     data, offsets = header(file_type), []
     for rows in blocks:

@@ -82,7 +82,7 @@ def random_value(rng: random.Random, type_: str) -> Any:
     }
     if type_ == "any":
         type_ = rng.choice(("integer", "string", "scalar", "map", "boolean"))
-    if type_ == "scalar":  # without uuid: 2.6.0 rejects it there
+    if type_ == "scalar":  # without uuid, which 2.6.0 rejects in scalar fields
         type_ = rng.choice(("unsigned", "integer", "double", "string", "varbinary", "boolean", "decimal"))
     return makers[type_]()
 
@@ -131,7 +131,7 @@ class World:
         }
 
     def row(self, space_id: int, type_: RequestType, body: dict[int, bytes], replica_id: int = 1) -> Row:
-        """A numbered row; values of `body` are MessagePack."""
+        """Return a numbered row; values of `body` are MessagePack."""
         is_local = space_id in self.spaces and self.spaces[space_id].is_local
         origin = 0 if is_local else replica_id
         self.vclock[origin] = self.vclock.get(origin, 0) + 1
@@ -168,7 +168,7 @@ class World:
         return self._modify(space, old, self.rng.choice(numbers), kind, replica_id)
 
     def _modify(self, space: SpaceDefinition, old: Tuple, number: int, kind: str, replica_id: int) -> Row:
-        """UPDATE or UPSERT of one field, in half of the cases counted from 1 as in Lua."""
+        """Return an UPDATE or UPSERT of one field; in half of the cases its fields count from 1, as in Lua."""
         value = random_value(self.rng, space.fields[number][1])
         self.put(space, (*old[:number], value, *old[number + 1 :]))
         base = self.rng.randrange(2)
@@ -185,14 +185,14 @@ class World:
         return self.row(space.id, type_, {0x21: pack(value)}, replica_id)
 
     def transaction(self) -> LogTransaction:
-        """One to six random statements, sometimes on local and global spaces together."""
+        """Return one to six random statements, sometimes on local and global spaces together."""
         replica_id = self.rng.choice((1, 1, 1, 2))
         spaces = [space for space in self.spaces.values() if replica_id == 1 or not space.is_local]
         count = self.rng.choice((1, 1, 1, 2, 3, 6))
         rows = [self.change(self.rng.choice(spaces), replica_id) for _ in range(count)]
         if count > 1 and rows[-1].group_id == GROUP_LOCAL and any(row.group_id == 0 for row in rows):
             self.vclock[replica_id] += 1
-            # 2.6.0 ends such a transaction with a NOP, so that its end survives replication.
+            # 2.6.0 ends a transaction whose last row is local with a NOP, so that its end is replicated.
             rows.append(Row(RequestType.NOP, replica_id, lsn=self.vclock[replica_id], timestamp=1.7e9))
         return make_transaction(rows)
 
@@ -205,7 +205,7 @@ class World:
 
 
 def system_tuples(spaces: list[SpaceDefinition]) -> dict[int, list[Tuple]]:
-    """The system spaces of a fresh instance plus `spaces`, in the order of a snapshot."""
+    """Return the system spaces of a new instance plus `spaces`, in the order of a snapshot."""
     found: dict[int, list[Tuple]] = {}
     for space_id, value in json.loads(BOOTSTRAP.read_text()):
         found.setdefault(space_id, []).append(tuple(value))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flowstone.iproto.row import Row
-from flowstone.iproto.scan import scan
+from flowstone.iproto.row_scanner import scan
 from flowstone.iproto.slab import Slab
 
 

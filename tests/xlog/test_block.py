@@ -17,7 +17,6 @@ from flowstone.xlog import block
 from flowstone.xlog.block import (
     COMPRESS_THRESHOLD,
     EOF_MAGIC,
-    FIXHEADER_SIZE,
     ROW_MAGIC,
     ZROW_MAGIC,
     Fixheader,
@@ -27,9 +26,10 @@ from flowstone.xlog.block import (
     encode_fixheader,
     new_compressor,
 )
+from flowstone.xlog.block_table import BLOCK_COLUMNS, FIXHEADER_SIZE, OTHER
 from flowstone.xlog.errors import BlockTooLarge
 from flowstone.xlog.reader import LogFile
-from flowstone.xlog.walk import BLOCK_COLUMNS, OTHER, walk
+from flowstone.xlog.walk import walk
 from tests.places import VECTORS
 
 LOGS = VECTORS / "xlog"
@@ -67,7 +67,7 @@ def test_recorded_fixheaders_decode_and_encode_to_themselves(path: Path) -> None
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
 def test_encoded_rows_of_a_recorded_block_equal_the_block(path: Path) -> None:
-    """Plain blocks byte for byte; of compressed ones the rows (our frames name their content size)."""
+    """Compare plain blocks byte for byte, and the rows of compressed ones (our frames have a content size)."""
     with LogFile.open(production().disk, str(path)) as log:
         rows = [row.raw for row in log.rows()]
     for fixheader, payload in recorded_blocks(path):
@@ -84,21 +84,21 @@ def test_encoded_rows_of_a_recorded_block_equal_the_block(path: Path) -> None:
     assert not rows
 
 
-def test_blocks_are_compressed_from_two_kibibytes_on_with_the_fixheader_counted() -> None:
+def test_blocks_are_compressed_from_two_kibibytes_including_the_fixheader() -> None:
     last_plain = bytes(COMPRESS_THRESHOLD - FIXHEADER_SIZE - 1)
     assert b"".join(encode_block(last_plain, COMPRESSOR)).startswith(ROW_MAGIC)
     assert b"".join(encode_block(last_plain + b"\0", COMPRESSOR)).startswith(ZROW_MAGIC)
 
 
 @given(st.booleans(), st.integers(0, 2**40), st.integers(0, 2**32 - 1))
-def test_every_fixheader_has_19_bytes_and_is_read_back(is_compressed: bool, size: int, crc: int) -> None:
+def test_fixheader_has_19_bytes_and_round_trips(is_compressed: bool, size: int, crc: int) -> None:
     data = encode_fixheader(is_compressed, size, crc)
     assert len(data) == FIXHEADER_SIZE
     assert decode_fixheader(data) == Fixheader(is_compressed, size, crc)
 
 
 @given(st.binary(max_size=25) | st.binary(max_size=20).map(lambda tail: ROW_MAGIC + tail))
-def test_any_bytes_parse_as_a_fixheader_or_none(data: bytes) -> None:
+def test_any_bytes_yield_a_fixheader_or_none(data: bytes) -> None:
     found = decode_fixheader(data)
     assert found is None or data[:3] == ROW_MAGIC[:3]
 
@@ -126,13 +126,13 @@ def test_rows_of_a_block_round_trip(rows: list[bytes]) -> None:
     assert (unpacked(payload) if found.is_compressed else payload) == b"".join(rows)
 
 
-def test_a_block_that_no_reader_accepts_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_block_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block, "BLOCK_SIZE_MAX", 1000)
     assert limits.BLOCK_SIZE_MAX > 1000
     with pytest.raises(BlockTooLarge, match="block at byte 77 holds 1001 bytes: at most 1000"):
         encode_block([b"x" * 1001], COMPRESSOR, "a.xlog", 77)
 
 
-def test_the_checksum_is_the_raw_crc32c() -> None:
-    # "123456789" has 0xe3069283 in the usual variant; this is the value without the two inversions.
+def test_checksum_is_the_raw_crc32c() -> None:
+    # The usual CRC32C of "123456789" is 0xe3069283; this is the value without the two inversions.
     assert checksum(b"123456789") == 0x58E3FA20

@@ -39,7 +39,7 @@ def names(directory: Path, vclock: Vclock, **options: bool) -> list[int]:
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
-    """A snapshot at {1: 10} and logs from {}, {1: 10}, {1: 15, 2: 5}, {1: 30, 2: 5}."""
+    """Create a snapshot at {1: 10} and logs from {}, {1: 10}, {1: 15, 2: 5}, {1: 30, 2: 5}."""
     put(tmp_path, {1: 10}, file_type=FileType.SNAP)
     put(tmp_path, {})
     put(tmp_path, {1: 10}, {})
@@ -59,7 +59,7 @@ def test_files_are_listed_in_the_order_of_their_signatures(chain: Path) -> None:
     assert found.instance_uuid == UUID
 
 
-def test_foreign_names_are_ignored_leftovers_are_listed_and_vinyls_files_counted(chain: Path) -> None:
+def test_scan_ignores_foreign_names_lists_leftovers_and_counts_vinyl_files(chain: Path) -> None:
     before = scan(chain)
     foreign = ["notes.txt", "1.xlog", "00000000000000000010.xlog.bak", "x00000000000000000010.xlog"]
     for name in foreign:
@@ -100,11 +100,13 @@ def test_empty_directory_has_no_files(tmp_path: Path) -> None:
         ({1: 99, 2: 99, 3: 1}, [35]),
     ],
 )
-def test_logs_from_the_one_that_covers_a_position(chain: Path, vclock: Vclock, expected: list[int]) -> None:
+def test_selected_logs_start_with_the_one_that_covers_the_position(
+    chain: Path, vclock: Vclock, expected: list[int]
+) -> None:
     assert names(chain, vclock) == expected
 
 
-def test_a_position_before_the_oldest_log_is_a_gap_that_names_the_rows(chain: Path) -> None:
+def test_position_before_the_oldest_log_raises_a_gap_with_the_missing_rows(chain: Path) -> None:
     (chain / "00000000000000000000.xlog").unlink()
     with pytest.raises(LogGap, match=r"between \{1: 4\} and \{1: 10\}: LSN 5..10 of replica 1 missing") as caught:
         names(chain, {1: 4})
@@ -113,11 +115,11 @@ def test_a_position_before_the_oldest_log_is_a_gap_that_names_the_rows(chain: Pa
     assert names(chain, {1: 4}, force=True) == [10, 20, 35]
 
 
-def test_a_log_missing_in_the_middle_is_a_gap_that_names_the_rows(chain: Path) -> None:
+def test_log_missing_in_the_middle_raises_a_gap_with_the_missing_rows(chain: Path) -> None:
     (chain / "00000000000000000020.xlog").unlink()
     with pytest.raises(LogGap) as caught:
         names(chain, {1: 10})
-    # The missing file started at {1: 15, 2: 5}, the end of the previous one.
+    # The missing file started at {1: 15, 2: 5}, where the previous one ends.
     assert caught.value.missing == ((1, 16, 30),)
     assert caught.value.path.endswith("00000000000000000035.xlog")
     assert names(chain, {1: 10}, force=True) == [10, 35]
@@ -130,7 +132,7 @@ def test_logs_without_a_prevvclock_are_accepted_in_order(tmp_path: Path) -> None
     assert names(tmp_path, {1: 10}) == [10, 20]
 
 
-def test_local_rows_count_unless_the_position_is_another_instances(tmp_path: Path) -> None:
+def test_local_rows_are_ignored_for_a_position_of_another_instance(tmp_path: Path) -> None:
     put(tmp_path, {1: 10})
     put(tmp_path, {0: 3, 1: 15}, {1: 10})
     assert names(tmp_path, {1: 15}) == [10, 18]

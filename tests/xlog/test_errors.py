@@ -1,4 +1,4 @@
-"""The errors of log files: each says what, where and what to do, and survives a process boundary."""
+"""The errors of log files: problem, place and hint, and pickling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_xlog_error_has_problem_place_and_hint(error: XlogError, words: str) -> 
 
 
 @pytest.mark.parametrize("kind", [DamagedLog, ForeignFile, LogGap])
-def test_errors_that_force_skips_say_so_in_replaceable_words(kind: type[XlogError]) -> None:
+def test_hint_contains_the_force_text_once_when_force_skips_the_error(kind: type[XlogError]) -> None:
     (error,) = (error for error, _ in ERRORS if isinstance(error, kind))
     assert error.hint is not None
     assert error.hint.count(BY_FORCE) == 1

@@ -1,4 +1,4 @@
-"""The text header: what real servers write is read and written byte for byte, the rest is refused."""
+"""The text header: headers of real servers round-trip byte for byte, malformed ones are rejected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def header(*lines: str) -> bytes:
     return ("\n".join(lines) + "\n\n").encode()
 
 
-def test_a_real_servers_header_is_read_and_written_byte_for_byte() -> None:
+def test_header_of_a_real_server_round_trips_byte_for_byte() -> None:
     meta, length = parse(RECORDED + b"\xd5\xba\x0b\xab", "x")
     assert length == len(RECORDED)
     assert meta == Meta(FileType.XLOG, UUID, {0: 2, 1: 112}, prev_vclock={0: 1, 1: 13}, version="2.6.0-0-g47aa4e01e")
@@ -51,21 +51,21 @@ def test_encoded_meta_is_parsed(
     assert pickle.loads(pickle.dumps(meta)) == meta
 
 
-def test_format_0_12_calls_the_instance_server() -> None:
+def test_format_0_12_names_the_instance_uuid_server() -> None:
     data = header("SNAP", "0.12", "Version: 1.6.8", f"Server: {UUID}", "VClock: {}")
     meta, _ = parse(data, "x")
     assert (meta.format, meta.instance_uuid, meta.vclock) == ("0.12", UUID, {})
     assert encode(meta) == data
 
 
-def test_vinyls_run_files_need_no_vclock() -> None:
+def test_vinyl_run_file_needs_no_vclock() -> None:
     data = header("RUN", "0.13", "Version: 2.6.0", f"Instance: {UUID}")
     meta, _ = parse(data, "x")
     assert meta.vclock == {}
     assert encode(meta) == data
 
 
-def test_unknown_keys_are_kept() -> None:
+def test_unknown_keys_are_preserved() -> None:
     data = header("XLOG", "0.13", "Version: 9", f"Instance: {UUID}", "VClock: {}", "Future: yes")
     meta, _ = parse(data, "x")
     assert meta.other == (("Future", "yes"),)
@@ -108,7 +108,7 @@ def test_meta_error_has_path_problem_and_hint(data: bytes, kind: type[XlogError]
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: RECORDED[:-20] + tail))
-def test_any_bytes_give_a_header_or_a_clean_error(data: bytes) -> None:
+def test_any_bytes_yield_a_header_or_an_xlog_error(data: bytes) -> None:
     try:
         meta, length = parse(data, "x")
     except XlogError:
@@ -118,7 +118,7 @@ def test_any_bytes_give_a_header_or_a_clean_error(data: bytes) -> None:
 
 
 @given(st.integers(0, len(RECORDED) - 1), st.integers(0, 255))
-def test_a_changed_byte_gives_a_header_or_a_clean_error(place: int, byte: int) -> None:
+def test_changed_byte_yields_a_header_or_an_xlog_error(place: int, byte: int) -> None:
     data = bytearray(RECORDED)
     data[place] = byte
     with contextlib.suppress(XlogError):
@@ -126,7 +126,7 @@ def test_a_changed_byte_gives_a_header_or_a_clean_error(place: int, byte: int) -
 
 
 @given(vclocks)
-def test_vclocks_survive_their_text_form(vclock: dict[int, int]) -> None:
+def test_vclock_round_trips_as_text(vclock: dict[int, int]) -> None:
     assert parse_vclock(format_vclock(vclock)) == vclock
 
 
@@ -140,13 +140,13 @@ def test_invalid_vclock_text_is_rejected(text: str) -> None:
         parse_vclock(text)
 
 
-def test_zero_components_are_dropped() -> None:
+def test_zero_components_of_a_vclock_are_dropped() -> None:
     assert parse_vclock("{0: 0, 1: 5}") == {1: 5}
     assert Meta(FileType.SNAP, UUID, {1: 5, 2: 0}).vclock == {1: 5}
     assert format_vclock({2: 3, 1: 10, 5: 0}) == "{1: 10, 2: 3}"
 
 
-def test_a_files_name_is_the_sum_of_all_components() -> None:
+def test_file_name_is_the_sum_of_all_vclock_components() -> None:
     assert signature({0: 1, 1: 10, 2: 3}) == 14
     assert file_name({0: 1, 1: 10, 2: 3}, FileType.XLOG) == "00000000000000000014.xlog"
     assert file_name({}, FileType.SNAP) == "00000000000000000000.snap"

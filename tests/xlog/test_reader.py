@@ -1,4 +1,4 @@
-"""Reading log files: exact prefixes, clean errors, and an exact word about how a file ends."""
+"""Reading log files: exact prefixes of the rows, errors for damage, and how a file ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def raw_rows(log: LogFile) -> list[bytes]:
 
 
 def read(data: bytes, **how: object) -> tuple[list[bytes], Ending | None, XlogError | None]:
-    """The rows that come before the end or the error, and which of the two it was."""
+    """Return the rows before the end or the error, the ending, and the error."""
     rows: list[bytes] = []
     try:
         log = opened(data, **how)
@@ -60,13 +60,13 @@ def test_rows_do_not_depend_on_chunk_sizes(chunk_size: int) -> None:
     assert read(LOG) == (ROWS, Ending(EndingKind.COMPLETE, len(LOG) - 4), None)
 
 
-def test_rows_name_their_block(chunk_size: int) -> None:
+def test_rows_have_the_offset_of_their_block(chunk_size: int) -> None:
     found = [offset for slab in opened(LOG).slabs() for offset in slab.offsets[slab.cells[SPAN]].tolist()]
     assert found == [OFFSETS[0], OFFSETS[1], OFFSETS[1], OFFSETS[2], OFFSETS[3]]
 
 
 @pytest.mark.parametrize("marker", [True, False])
-def test_a_file_without_blocks_has_no_rows(marker: bool, chunk_size: int) -> None:
+def test_file_without_blocks_has_no_rows(marker: bool, chunk_size: int) -> None:
     data = header() + (EOF_MAGIC if marker else b"")
     kind = EndingKind.COMPLETE if marker else EndingKind.NO_MARKER
     assert read(data) == ([], Ending(kind, len(header())), None)
@@ -78,7 +78,7 @@ def test_format_012_is_read() -> None:
     assert read(data)[0] == ROWS
 
 
-def test_a_log_without_marker_is_read_to_its_last_block(chunk_size: int) -> None:
+def test_log_without_marker_is_read_to_its_last_block(chunk_size: int) -> None:
     data = LOG[:-4]
     assert read(data) == (ROWS, Ending(EndingKind.NO_MARKER, len(data)), None)
 
@@ -98,12 +98,12 @@ def test_log_torn_at_any_byte_yields_its_complete_blocks_and_the_position() -> N
 
 
 def test_last_block_that_ends_in_zeros_is_torn() -> None:
-    """Its length was written, and not all of its pages; the checksum of zeros is 0."""
+    """A loss of power can leave the length of a file, but zeros in its last pages; the checksum of zeros is 0."""
     data = LOG[:-4]
     last = OFFSETS[-1]
     for size in range(last, len(data)):
         blank = data[:size] + bytes(len(data) - size)
-        if blank == data:  # it ends with zeros by itself
+        if blank == data:  # the block itself ends in zeros
             continue
         rows, ending, error = read(blank)
         assert error is None, size
@@ -112,14 +112,14 @@ def test_last_block_that_ends_in_zeros_is_torn() -> None:
         assert (ending.kind, ending.offset) == (EndingKind.TORN, last), size
 
 
-def test_a_file_cut_inside_its_text_header_is_an_error() -> None:
+def test_file_cut_inside_its_text_header_raises_an_error() -> None:
     for size in range(HEADER_SIZE):
         rows, _, error = read(LOG[:size])
         assert isinstance(error, XlogError)
         assert not rows
 
 
-def test_a_snapshot_torn_at_any_byte_is_an_error() -> None:
+def test_snapshot_torn_at_any_byte_raises_an_error() -> None:
     snap, _, _ = small_log(file_type=FileType.SNAP)
     assert read(snap)[0] == ROWS
     for size in range(HEADER_SIZE, len(snap)):
@@ -128,8 +128,8 @@ def test_a_snapshot_torn_at_any_byte_is_an_error() -> None:
         assert "no end marker" in error.what
 
 
-def test_every_changed_byte_gives_true_rows_or_a_clean_error() -> None:
-    """Rows that are read are a prefix of the true ones, and fewer only with an error or where the last block is."""
+def test_changed_byte_yields_a_prefix_of_the_rows_or_an_xlog_error() -> None:
+    """All rows are read, or a prefix of them and an error."""
     shuffled = random.Random(1)
     for place in range(len(LOG)):
         values = range(1, 256) if FULL else [1, 0x80, *shuffled.sample(range(2, 256), 2)]
@@ -145,8 +145,8 @@ def test_every_changed_byte_gives_true_rows_or_a_clean_error() -> None:
                 assert ending.kind is (EndingKind.TORN if is_in_marker else EndingKind.COMPLETE)
 
 
-def test_force_loses_one_block_per_changed_byte_and_reports_it() -> None:
-    """The damaged block is skipped, and nothing else; or nothing is, where the byte does not matter."""
+def test_force_skips_only_the_block_with_a_changed_byte() -> None:
+    """Nothing is skipped if the byte is not covered by the checksum."""
     edges = [*OFFSETS, len(LOG) - 4]
     for place in range(HEADER_SIZE, len(LOG) - 4):
         number = max(n for n, edge in enumerate(edges) if edge <= place)
@@ -166,7 +166,7 @@ def test_force_loses_one_block_per_changed_byte_and_reports_it() -> None:
 
 
 @given(st.data())
-def test_several_changed_bytes_never_give_a_wrong_row(data: st.DataObject) -> None:
+def test_several_changed_bytes_never_yield_a_wrong_row(data: st.DataObject) -> None:
     changed = bytearray(LOG)
     for _ in range(data.draw(st.integers(2, 6))):
         changed[data.draw(st.integers(HEADER_SIZE, len(LOG) - 1))] = data.draw(st.integers(0, 255))
@@ -177,7 +177,7 @@ def test_several_changed_bytes_never_give_a_wrong_row(data: st.DataObject) -> No
     assert [found for found in ROWS if found in forced] == forced
 
 
-def test_damage_in_the_middle_is_an_error_that_names_file_and_offset() -> None:
+def test_damage_in_the_middle_raises_an_error_with_file_and_offset() -> None:
     changed = bytearray(LOG)
     changed[OFFSETS[1] + 30] ^= 1
     rows, _, error = read(bytes(changed))
@@ -187,7 +187,7 @@ def test_damage_in_the_middle_is_an_error_that_names_file_and_offset() -> None:
     assert error.what == "block checksum does not match"
 
 
-def test_a_damaged_last_block_before_the_marker_is_no_torn_tail() -> None:
+def test_damaged_last_block_before_the_end_marker_is_not_a_torn_tail() -> None:
     changed = bytearray(LOG)
     changed[OFFSETS[3] + 30] ^= 1
     assert isinstance(read(bytes(changed))[2], DamagedLog)
@@ -196,7 +196,7 @@ def test_a_damaged_last_block_before_the_marker_is_no_torn_tail() -> None:
     assert ending == Ending(EndingKind.TORN, OFFSETS[3], len(LOG) - 4 - OFFSETS[3], "block checksum does not match")
 
 
-def test_bytes_after_the_end_marker_are_damage_and_skipped_with_force() -> None:
+def test_bytes_after_the_end_marker_are_damage_that_force_skips() -> None:
     data = LOG + b"more"
     _, _, error = read(data)
     assert isinstance(error, DamagedLog)
@@ -206,8 +206,8 @@ def test_bytes_after_the_end_marker_are_damage_and_skipped_with_force() -> None:
     assert [(entry.offset, entry.end) for entry in log.skipped] == [(len(LOG), len(data))]
 
 
-def test_force_does_not_look_for_blocks_inside_a_damaged_one() -> None:
-    """A log stored in a field of a log is data."""
+def test_force_ignores_blocks_inside_a_damaged_block() -> None:
+    """A log stored in a field of a row is data."""
     inner = block([row(1000, "not of this log")])
     data = header() + block([row(6, "z" * 50)]) + framed(b"\x81\x00" + inner) + block([row(8)]) + EOF_MAGIC
     place = data.index(inner) - 1
@@ -228,7 +228,7 @@ BAD_PAYLOADS = {
 
 
 @pytest.mark.parametrize("name", BAD_PAYLOADS)
-def test_a_block_with_a_right_checksum_around_nonsense_is_damage(name: str) -> None:
+def test_malformed_block_with_a_valid_checksum_is_damage(name: str) -> None:
     payload, is_compressed = BAD_PAYLOADS[name]
     bad = framed(payload, is_compressed)
     start = len(header()) + len(block([row(6)]))
@@ -242,7 +242,7 @@ def test_a_block_with_a_right_checksum_around_nonsense_is_damage(name: str) -> N
 
 
 @pytest.mark.parametrize("with_size", [True, False])
-def test_a_frame_is_read_with_and_without_its_content_size(with_size: bool) -> None:
+def test_zstd_frame_is_read_with_and_without_a_content_size(with_size: bool) -> None:
     rows = [row(n, "content") for n in range(6, 400)]
     frame = zstandard.ZstdCompressor(write_content_size=with_size).compress(b"".join(rows))
     assert (zstandard.frame_content_size(frame) >= 0) == with_size
@@ -250,7 +250,7 @@ def test_a_frame_is_read_with_and_without_its_content_size(with_size: bool) -> N
 
 
 def bomb(size: int, with_size: bool) -> bytes:
-    """A few kilobytes that unpack to `size` bytes."""
+    """Return a few kilobytes that decompress to `size` bytes."""
     compressor = zstandard.ZstdCompressor(level=3, write_content_size=with_size)
     frame = compressor.compress(b"\x81\x00\x0c" * (size // 3))
     assert len(frame) * 1000 < size
@@ -291,7 +291,7 @@ def test_many_frames_in_a_chunk_are_not_unpacked_at_once(monkeypatch: pytest.Mon
     assert [len(chunk.decode()) for chunk in chunks] == [(768 << 10) // 3] * 40
 
 
-def test_frame_with_a_wrong_content_size_is_damage() -> None:
+def test_zstd_frame_with_a_wrong_content_size_is_damage() -> None:
     frame = bytearray(zstandard.ZstdCompressor().compress(row(6) * 300))
     assert frame[4] >> 6 == 1  # the content size has two bytes
     claim = bytes(frame[:4]) + bytes((frame[4] & 0x3F | 0x80,)) + (1 << 30).to_bytes(4, "little") + bytes(frame[7:])
@@ -311,7 +311,7 @@ def test_plain_block_beyond_the_bound_is_rejected(chunk: int, monkeypatch: pytes
     assert read(data, block_size_max=2000)[0] == [row(6), row(7, "n" * 1500), row(8)]
 
 
-def test_a_length_beyond_the_file_reads_no_more_than_the_file() -> None:
+def test_length_beyond_the_end_of_the_file_reads_no_more_than_the_file() -> None:
     data = header() + encode_fixheader(False, 2**40, 0) + bytes(100)
     file = MemoryFile(data)
     meta = opened(data)
@@ -323,8 +323,8 @@ def test_a_length_beyond_the_file_reads_no_more_than_the_file() -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_file_full_of_forged_headers_is_read_in_bounded_time(force: bool) -> None:
-    """Each says that a block of half the file follows, so a naive search would checksum it all, for every one."""
+def test_file_full_of_forged_headers_is_read_in_bounded_time(force: bool) -> None:
+    """Each header announces a block of half the file, so a naive search would checksum that much for every header."""
     forged = encode_fixheader(False, 100_000, 12345)
     data = header() + block([row(6)]) + forged * 12_000
     started = time.process_time()
@@ -348,7 +348,7 @@ def read_until_end(log: LogFile) -> None:
 @given(
     st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=3), max_size=12), st.integers(1, 9000), st.randoms()
 )
-def test_ranges_cover_all_rows_once_and_decode_alone_in_any_order(
+def test_ranges_cover_all_rows_once_and_decode_independently(
     sizes: list[list[int]], target: int, rng: random.Random
 ) -> None:
     numbers = itertools.count(6)
@@ -370,7 +370,7 @@ def test_ranges_cover_all_rows_once_and_decode_alone_in_any_order(
 
 
 @pytest.mark.parametrize("cut", [4, 5, 40])
-def test_the_last_range_of_a_snapshot_without_marker_is_an_error(cut: int) -> None:
+def test_last_range_of_a_snapshot_without_end_marker_raises_an_error(cut: int) -> None:
     snap, _, _ = small_log(file_type=FileType.SNAP)
     data = snap[:-cut]
     ranges = opened(data).ranges(1)
@@ -381,7 +381,7 @@ def test_the_last_range_of_a_snapshot_without_marker_is_an_error(cut: int) -> No
         list(opened(data).slabs(*ranges[-1]))
 
 
-def test_ranges_of_a_damaged_file_with_force_lose_the_damaged_block_only(chunk_size: int) -> None:
+def test_ranges_of_a_damaged_file_skip_only_the_damaged_block_with_force(chunk_size: int) -> None:
     for place in range(HEADER_SIZE, len(LOG) - 4, 1 if FULL else 5):
         changed = bytearray(LOG)
         changed[place] ^= 0xFF
@@ -403,7 +403,7 @@ def test_blocks_larger_than_a_chunk_are_planned_without_reading_them(monkeypatch
     assert raw_rows(log) == [row(6, "b" * 50_000), row(7, "c" * 50_000)]
 
 
-def test_file_that_grows_while_it_is_read_ends_at_its_initial_size() -> None:
+def test_file_that_grows_while_being_read_ends_at_its_initial_size() -> None:
     log = opened(LOG[:-4])
     file = log.file
     assert isinstance(file, MemoryFile)
@@ -415,7 +415,7 @@ def test_file_that_grows_while_it_is_read_ends_at_its_initial_size() -> None:
     assert log.ending == Ending(EndingKind.NO_MARKER, len(LOG) - 4)
 
 
-def test_a_file_that_shrinks_while_it_is_read_ends_or_fails_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_shrinks_while_being_read_ends_or_raises_an_xlog_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "CHUNK_SIZE", 60)
     for size in range(HEADER_SIZE, len(LOG), 3):
         log = opened(LOG)
@@ -431,7 +431,7 @@ def test_a_file_that_shrinks_while_it_is_read_ends_or_fails_cleanly(monkeypatch:
         assert rows == ROWS[: len(rows)]
 
 
-def test_memory_does_not_grow_with_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_use_does_not_grow_with_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "CHUNK_SIZE", 1 << 14)
 
     def scan_all(data: bytes) -> None:
@@ -462,7 +462,7 @@ def test_files_of_our_writers_are_read_back(tmp_path: Path) -> None:
         assert [len(transaction.rows) for transaction in log.transactions()] == [1, 3, 1, 400, 2]
 
 
-def test_a_snapshot_of_ours_is_read(tmp_path: Path) -> None:
+def test_snapshot_of_our_writer_is_read_back(tmp_path: Path) -> None:
     tuples = [b"\x91" + bytes((n,)) for n in range(100)]
     with SnapWriter(production().disk, str(tmp_path), Meta(FileType.SNAP, INSTANCE, {1: 5}), 1.7e9) as snap:
         snap.add_tuples(512, tuples)
@@ -472,7 +472,7 @@ def test_a_snapshot_of_ours_is_read(tmp_path: Path) -> None:
     assert [found.lsn for slab in slabs for found in slab.rows(np.arange(5, 7))] == [5, 6]
 
 
-def test_a_path_that_cannot_be_read_is_not_left_open(tmp_path: Path) -> None:
+def test_file_is_closed_when_its_header_is_invalid(tmp_path: Path) -> None:
     bad = tmp_path / "x.xlog"
     bad.write_bytes(b"not a log")
     with pytest.raises(XlogError, match="not a log file"):

@@ -1,4 +1,4 @@
-"""The real Tarantool recovers directories that we wrote, and holds exactly the data of our model."""
+"""The real Tarantool recovers directories that we wrote, with exactly the data of our model."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def write_snapshot(world: World, directory: Path) -> None:
         for space_id, tuples in system_tuples(spaces).items():
             snap.add_tuples(space_id, map(pack, tuples))
         for space in spaces:
-            # Servers read any order; ours is that of insertion, which for these keys need not be the key's.
+            # Servers accept rows in any order, so these are in insertion order instead of key order.
             tuples = list(world.data[space.id].values())
             snap.add_tuples(space.id, map(pack, tuples), GROUP_LOCAL if space.is_local else 0)
 
 
 def write_directory(world: World, directory: Path, batch: int) -> LogWriter:
-    """A snapshot and several logs; the last one is left open."""
+    """Write a snapshot and several logs; leave the last log open."""
     directory.mkdir(parents=True, exist_ok=True)
     write_snapshot(world, directory)
     log = LogWriter.create(DISK, str(directory), Meta(FileType.XLOG, INSTANCE, world.vclock))
@@ -81,7 +81,7 @@ Recovered = tuple[dict[int, list[str]], dict[int, int]]
 
 
 def recover(tarantool: Any, directory: Path, afterwards: str = "") -> Recovered:
-    """What the real server holds after its start: tuples per space, and its vclock."""
+    """Return the tuples per space and the vclock of a real server that recovered the directory."""
     found = json.loads(tarantool.run(DUMP.replace("AFTERWARDS", afterwards), directory))
     assert found["uuid"] == INSTANCE
     data = {int(space_id): sorted(tuples) for space_id, tuples in found["data"].items()}
@@ -122,7 +122,7 @@ def test_real_server_continues_and_we_read_its_snapshot(tarantool: Any, tmp_path
 
 
 @pytest.mark.parametrize("lost", [1, 20, 60])
-def test_the_real_server_recovers_our_log_with_a_torn_tail(tarantool: Any, tmp_path: Path, lost: int) -> None:
+def test_real_server_recovers_our_log_with_a_torn_tail(tarantool: Any, tmp_path: Path, lost: int) -> None:
     world = World(seed=lost)
     log = write_directory(world, tmp_path, 5)
     expected, vclock = world.dump(), dict(world.vclock)
@@ -137,7 +137,7 @@ def test_the_real_server_recovers_our_log_with_a_torn_tail(tarantool: Any, tmp_p
     assert found == vclock
 
 
-def test_the_real_server_recovers_a_log_that_was_torn_and_continued(tarantool: Any, tmp_path: Path) -> None:
+def test_real_server_recovers_a_log_that_was_torn_and_continued(tarantool: Any, tmp_path: Path) -> None:
     world = World(seed=11)
     log = write_directory(world, tmp_path, 5)
     log.abandon()

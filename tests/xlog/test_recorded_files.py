@@ -1,4 +1,4 @@
-"""Files of real servers 2.6, 2.11 and 3.8 decode to what an independent listing says, byte for byte."""
+"""Files of real servers 2.6, 2.11 and 3.8 decode to the rows of an independent listing, byte for byte."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flowstone.iproto.constants import Flag, Key
 from flowstone.iproto.row import Row, decode_row
 from flowstone.iproto.scan import SPAN
 from flowstone.outside import production
-from flowstone.xlog.block import FIXHEADER_SIZE, decode_fixheader
+from flowstone.xlog.block import decode_fixheader
+from flowstone.xlog.block_table import BLOCK_AT, FIXHEADER_SIZE, IS_ZSTD, PAYLOAD_AT, PAYLOAD_END
 from flowstone.xlog.meta import encode
 from flowstone.xlog.reader import Ending, EndingKind, LogFile
-from flowstone.xlog.walk import BLOCK_AT, IS_ZSTD, PAYLOAD_AT, PAYLOAD_END
 from tests.vectors import recorded
 
 FILES = recorded.files()
@@ -30,12 +30,12 @@ def listed(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def listed_bytes(entry: dict[str, Any]) -> bytes:
-    """The row's bytes, of a long row the first 300."""
+    """Return the listed bytes of the row, at most 300."""
     return bytes.fromhex(entry["row"].removesuffix("..."))
 
 
 def row_of(entry: dict[str, Any]) -> Row:
-    """The row that an entry of the listing describes; its bytes are only compared, never decoded."""
+    """Return the row that an entry of the listing describes; its bytes are compared, never decoded."""
     header = {int(key): value for key, value in entry["header"].items()}
     lsn = header.get(Key.LSN, 0)
     flags = header.get(Key.FLAGS, 0)
@@ -100,7 +100,7 @@ def test_rows_have_the_listed_headers_and_bytes(path: Path) -> None:
 
 
 @every_file
-def test_rows_name_the_block_of_the_listing(path: Path) -> None:
+def test_rows_have_the_block_offset_of_the_listing(path: Path) -> None:
     expected: list[int] = []
     block = -1
     for entry in recorded.listing(path):
@@ -123,7 +123,7 @@ def test_file_ends_at_the_listed_offset(path: Path) -> None:
 
 
 @every_file
-def test_transactions_of_a_recorded_log_are_whole(path: Path) -> None:
+def test_transactions_of_a_recorded_log_are_complete(path: Path) -> None:
     with opened(path) as log:
         grouped = [row.lsn for transaction in log.transactions() for row in transaction.rows]
     assert grouped == [entry["header"].get("3", 0) for entry in listed(path, "row")]

@@ -1,4 +1,4 @@
-"""Rows of a snapshot made many at once are those that the writer makes one by one."""
+"""Snapshot rows encoded in bulk equal those that the writer encodes one by one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one_by_one(tuples: list[bytes], space_id: int, group_id: int, number: int) -
     st.sampled_from((0, GROUP_LOCAL)),
     st.integers(0, 3),
 )
-def test_rows_are_those_of_the_writer(
+def test_bulk_rows_equal_those_of_the_writer(
     tuples: list[bytes], number: int, space_id: int, group_id: int, before: int
 ) -> None:
     buf = np.frombuffer(bytes(before) + b"".join(tuples), np.uint8)
@@ -40,7 +40,7 @@ def test_rows_are_those_of_the_writer(
 
 
 @pytest.mark.parametrize("group_id", [0, GROUP_LOCAL])
-def test_large_tuples(group_id: int) -> None:
+def test_bulk_rows_may_contain_large_tuples(group_id: int) -> None:
     tuples = [bytes(100_000), bytes(1)]
     buf, offsets = np.frombuffer(b"".join(tuples), np.uint8), np.cumsum([0, *map(len, tuples)])
     found = tuple_rows(buf, offsets, 512, group_id=group_id, number=5, timestamp=TIME)

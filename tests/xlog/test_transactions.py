@@ -1,4 +1,4 @@
-"""Transactions: grouped as a real receiver groups them, marked as a real writer marks them."""
+"""Transactions are grouped as by a real receiver, and marked as by a real writer."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_rows_of_a_transaction_share_the_first_lsn_and_the_last_commits() -> Non
     assert (transaction.replica_id, transaction.lsn, transaction.tsn) == (1, 7, 5)
 
 
-def test_tsn_of_a_leading_local_row_is_counted_around_zero() -> None:
-    # The transaction that the recorded 2.6 log has at byte 904, there with a NOP as its last row.
+def test_tsn_difference_of_a_leading_local_row_wraps_around_zero() -> None:
+    # The recorded 2.6 log has this transaction at byte 904, with a NOP as its last row.
     transaction = make_transaction([local(4), insert(28), local(5), insert(29)])
     assert b"\x08\xcf" + (18446744073709551592).to_bytes(8, "big") in transaction.rows[0].encode()
     assert b"\x08\xcf" + (18446744073709551593).to_bytes(8, "big") in transaction.rows[2].encode()
@@ -57,27 +57,27 @@ def test_tsn_of_a_leading_local_row_is_counted_around_zero() -> None:
     assert (transaction.replica_id, transaction.lsn, transaction.is_local) == (1, 29, False)
 
 
-def test_a_local_transaction_is_named_by_its_first_row() -> None:
+def test_local_transaction_has_the_lsn_of_its_first_row_as_tsn() -> None:
     transaction = make_transaction([local(8), local(9)])
     assert (transaction.is_local, transaction.replica_id, transaction.tsn, transaction.lsn) == (True, 0, 8, 9)
 
 
 def test_last_local_row_whose_lsn_equals_the_tsn_belongs_to_its_transaction() -> None:
-    # Real writers leave TSN out here, too; the number that remains is the right one.
+    # Real writers also omit the TSN here; the LSN that replaces it is equal.
     transaction = make_transaction([insert(5), local(5)])
     assert b"\x08" not in transaction.rows[1].encode()[:6]
     assert next(group(read_back(transaction))).rows[1].tsn == 5
 
 
 @pytest.mark.parametrize(("count", "on_disk"), [(1, 6), (3, 7)])
-def test_limbo_flags_are_on_the_last_row_only(count: int, on_disk: int) -> None:
+def test_only_the_last_row_has_limbo_flags(count: int, on_disk: int) -> None:
     transaction = make_transaction([insert(lsn) for lsn in range(1, count + 1)], flags=SYNC)
     assert [row.flags for row in transaction.rows] == [0] * (count - 1) + [7]
     assert transaction.rows[-1].encode().endswith(bytes((9, on_disk)) + b"\x81\x10\x07")
     assert transaction.flags == 7
 
 
-def test_valid_rows_keep_their_bytes() -> None:
+def test_valid_rows_keep_their_encoding() -> None:
     rows = read_back(make_transaction([insert(1), insert(2)]))
     kept = make_transaction(rows)
     assert all(ours is theirs for ours, theirs in zip(kept.rows, rows, strict=True))
@@ -134,7 +134,7 @@ def row_of(lsn: int, tsn: int, flags: int, type_: int = RequestType.INSERT, repl
         ([row_of(1, 1, 1, replica_id=32)], 1, "replica id above 31"),
     ],
 )
-def test_rows_that_form_no_transaction_are_named(rows: list[Row], lsn: int, word: str) -> None:
+def test_error_has_the_lsn_of_the_row_that_breaks_a_transaction(rows: list[Row], lsn: int, word: str) -> None:
     with pytest.raises(TransactionError, match=word) as caught:
         list(group(rows))
     assert caught.value.lsn == lsn
@@ -164,6 +164,6 @@ def test_grouping_exposes_pending_rows() -> None:
     assert not grouping.pending
 
 
-def test_errors_survive_a_process_boundary() -> None:
+def test_errors_can_be_pickled() -> None:
     error = TornTransaction((row_of(2, 2, 0),))
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -1,4 +1,4 @@
-"""The block walker: whole, sound blocks and nothing else, from any offset and in any table."""
+"""The block walker: complete, valid blocks only, from any offset and in tables of any size."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, ZROW_MAGIC
-from flowstone.xlog.walk import (
+from flowstone.xlog.block import EOF_MAGIC, ZROW_MAGIC
+from flowstone.xlog.block_table import (
     BLOCK_AT,
     BLOCK_COLUMNS,
     CONTENT_BOUND,
+    FIXHEADER_SIZE,
     FULL,
     IS_ZSTD,
     NEED,
     OTHER,
     PAYLOAD_AT,
     PAYLOAD_END,
-    checksum,
-    walk,
 )
+from flowstone.xlog.walk import checksum, checksums, walk
 from tests.xlog.files import block, framed
 
 A_MAP = b"\x80"
@@ -42,8 +42,16 @@ def test_checksum_equals_that_of_the_library(data: bytes, start: int) -> None:
     assert checksum(np.frombuffer(data, np.uint8), start, len(data)) == expected
 
 
+@given(st.lists(st.binary(max_size=40), max_size=9))
+def test_checksums_of_neighbouring_runs_equal_the_checksum_of_each(runs: list[bytes]) -> None:
+    edges = np.cumsum([0, *map(len, runs)])
+    out = np.empty(len(runs), np.int64)
+    checksums(np.frombuffer(b"".join(runs) + b"\0", np.uint8), edges, out)
+    assert out.tolist() == [checksum(np.frombuffer(run, np.uint8), 0, len(run)) for run in runs]
+
+
 @given(payloads, st.binary(max_size=18))
-def test_blocks_are_found_with_their_places_and_kinds(contents: list[bytes], tail: bytes) -> None:
+def test_blocks_are_found_with_their_offsets_and_kinds(contents: list[bytes], tail: bytes) -> None:
     blocks = [block(content) for content in contents]
     found, at, why = walked(b"".join(blocks) + tail)
     assert (at, why) == (sum(map(len, blocks)), NEED)
@@ -59,14 +67,14 @@ def test_blocks_are_found_with_their_places_and_kinds(contents: list[bytes], tai
 
 
 @given(st.integers(0, 100), st.booleans())
-def test_zeros_are_no_block_although_their_checksum_fits(size: int, is_compressed: bool) -> None:
+def test_zeros_are_not_a_block_although_their_checksum_matches(size: int, is_compressed: bool) -> None:
     sound = block(A_MAP)
     found, at, why = walked(sound + framed(bytes(size), is_compressed=is_compressed) + sound)
     assert (len(found), at, why) == (1, len(sound), OTHER)
 
 
 @given(payloads.filter(bool), st.data())
-def test_a_cut_file_gives_the_whole_blocks_before_the_cut(contents: list[bytes], data: st.DataObject) -> None:
+def test_truncated_file_yields_the_complete_blocks(contents: list[bytes], data: st.DataObject) -> None:
     blocks = [block(content) for content in contents]
     whole = b"".join(blocks)
     cut = data.draw(st.integers(0, len(whole)))
@@ -78,9 +86,7 @@ def test_a_cut_file_gives_the_whole_blocks_before_the_cut(contents: list[bytes],
 
 
 @given(payloads.filter(bool), st.data())
-def test_changed_byte_stops_the_walk_at_its_block_or_changes_nothing(
-    contents: list[bytes], data: st.DataObject
-) -> None:
+def test_changed_byte_stops_the_walk_at_its_block_or_has_no_effect(contents: list[bytes], data: st.DataObject) -> None:
     blocks = [block(content) for content in contents]
     whole = bytearray(b"".join(blocks))
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -92,7 +98,7 @@ def test_changed_byte_stops_the_walk_at_its_block_or_changes_nothing(
     assert found[:number] == before[:number]
     if at == edges[number]:
         assert len(found) == number
-    else:  # the padding, the unused checksum and the kind are not covered by the checksum
+    else:  # the checksum covers neither the padding nor the unused checksum nor the kind
         assert [entry[:IS_ZSTD] for entry in found] == [entry[:IS_ZSTD] for entry in before]
         assert place - edges[number] < FIXHEADER_SIZE
 
@@ -111,14 +117,14 @@ def test_walk_stops_at_an_invalid_block() -> None:
         assert walked(good + other)[1:] == (len(good), OTHER)
 
 
-def test_without_verifying_only_the_lengths_count() -> None:
+def test_walk_without_verification_ignores_checksums() -> None:
     damaged = bytearray(framed(b"abc"))
     damaged[-1] ^= 1
     assert walked(bytes(damaged))[1:] == (0, OTHER)
     assert walked(bytes(damaged), verify=False)[1:] == (len(damaged), NEED)
 
 
-def test_incomplete_compressed_payload_has_no_bound() -> None:
+def test_payload_that_is_not_exactly_one_frame_has_no_bound() -> None:
     frame = zstandard.ZstdCompressor().compress(b"abc" * 100)
     for payload in (frame[:-1], frame + b"\0", b"x" * 30, frame + frame):
         (entry,), _, _ = walked(framed(payload, is_compressed=True))

@@ -1,4 +1,4 @@
-"""Writers: what they promise about names, blocks, numbers, failures and crashes."""
+"""Writers: names, blocks, row numbers, failures and crashes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def blocks(path: str) -> int:
 
 
 class FailingFile:
-    """A file whose disk is full after `room` bytes of appends; `broken` calls always fail."""
+    """A file on a disk that is full after `room` bytes of appends; calls named in `broken` always fail."""
 
     def __init__(self, file: File, room: int, broken: frozenset[str]) -> None:
         self.file, self.room, self.broken = file, room, broken
@@ -80,7 +80,7 @@ class FailingFile:
 
 
 class FailingDisk:
-    """The real disk, whose files for writing fail as told; calls named in `broken` fail themselves."""
+    """The real disk, with files for writing that fail like FailingFile; calls named in `broken` always fail."""
 
     def __init__(self, room: int = 2**60, broken: frozenset[str] = frozenset()) -> None:
         self.room, self.broken = room, broken
@@ -106,14 +106,14 @@ def failing(room: int = 2**60, *broken: str) -> Disk:
 
 
 class TestLogWriter:
-    def test_a_new_log_has_its_name_and_its_header_at_once(self, tmp_path: Path) -> None:
+    def test_new_log_has_its_name_and_header_immediately(self, tmp_path: Path) -> None:
         log = LogWriter.create(DISK, str(tmp_path), XLOG)
         assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000010.xlog"]
         assert Path(log.path).read_bytes() == encode(XLOG)
         log.close()
         assert Path(log.path).read_bytes() == encode(XLOG) + EOF_MAGIC
 
-    def test_a_leftover_of_a_crash_is_replaced_and_a_log_never(self, tmp_path: Path) -> None:
+    def test_create_replaces_a_leftover_but_never_a_log(self, tmp_path: Path) -> None:
         (tmp_path / "00000000000000000010.xlog.inprogress").write_bytes(b"XLO")
         LogWriter.create(DISK, str(tmp_path), XLOG).close()
         with pytest.raises(XlogError, match="already exists"):
@@ -129,7 +129,7 @@ class TestLogWriter:
             assert ZROW_MAGIC in Path(log.path).read_bytes()
         assert lsns(log.path) == [11, 12, 13, 14, 15]
 
-    def test_a_large_batch_is_cut_between_transactions_at_128_kib(self, tmp_path: Path) -> None:
+    def test_large_batch_is_divided_between_transactions_at_128_kib(self, tmp_path: Path) -> None:
         with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
             log.append([transaction(11 + 2 * i, 12 + 2 * i, size=20_000) for i in range(8)])
             log.append([transaction(100, 101, 102, size=100_000)])
@@ -137,7 +137,7 @@ class TestLogWriter:
             found = [span for slab in read.slabs() for span in slab.cells[scan.SPAN].tolist()]
         assert found == [0] * 8 + [1] * 8 + [2] * 3
 
-    def test_bytes_of_rows_that_were_read_are_written_unchanged(self, tmp_path: Path) -> None:
+    def test_rows_that_were_read_are_written_unchanged(self, tmp_path: Path) -> None:
         # An unusual but valid encoding: LSN 11 as a uint 64.
         raw = bytes.fromhex("8300020201 03cf000000000000000b 811005".replace(" ", ""))
         row = Row(RequestType.INSERT, 1, lsn=11, tsn=11, body=raw[-3:], raw=raw)
@@ -189,7 +189,7 @@ class TestLogWriter:
         log.close()
         assert lsns(log.path) == [11, 12]
 
-    def test_a_log_that_cannot_be_cut_back_refuses_to_go_on_until_reopened(self, tmp_path: Path) -> None:
+    def test_log_that_cannot_be_truncated_rejects_writes_until_reopened(self, tmp_path: Path) -> None:
         log = LogWriter.create(failing(2**60, "truncate"), str(tmp_path), XLOG)
         log.append([transaction(11)])
         file: Any = log._file
@@ -205,8 +205,8 @@ class TestLogWriter:
             reopened.append([transaction(12)])
         assert lsns(log.path) == [11, 12]
 
-    def test_a_reopened_log_and_its_name_survive_a_loss_of_power(self, tmp_path: Path) -> None:
-        """Whoever wrote it may have died between the rename and the sync of the directory."""
+    def test_reopened_log_and_its_name_survive_a_loss_of_power(self, tmp_path: Path) -> None:
+        """The previous writer may have crashed between the rename and the sync of the directory."""
         LogWriter.create(DISK, str(tmp_path), XLOG).abandon()
         path = str(tmp_path / "00000000000000000010.xlog")
         for broken in ("sync", "sync_directory"):
@@ -214,7 +214,7 @@ class TestLogWriter:
                 LogWriter.reopen(failing(2**60, broken), path)
         LogWriter.reopen(failing(), path).close()
 
-    def test_a_failed_sync_is_final(self, tmp_path: Path) -> None:
+    def test_failed_sync_is_final(self, tmp_path: Path) -> None:
         log = LogWriter.create(failing(), str(tmp_path), XLOG)
         file: Any = log._file
         file.broken = frozenset({"sync"})
@@ -230,7 +230,7 @@ class TestLogWriter:
             LogWriter.create(disk, str(tmp_path), XLOG)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_failed_rotation_leaves_the_old_log_in_use(self, tmp_path: Path) -> None:
+    def test_failed_rotation_leaves_the_old_log_in_use(self, tmp_path: Path) -> None:
         disk: Any = failing()
         log = LogWriter.create(disk, str(tmp_path), XLOG)
         log.append([transaction(11)])
@@ -243,7 +243,7 @@ class TestLogWriter:
         assert lsns(log.path) == [11, 12]
         assert len(list(tmp_path.iterdir())) == 2
 
-    def test_only_logs_are_continued(self, tmp_path: Path) -> None:
+    def test_only_logs_can_be_reopened(self, tmp_path: Path) -> None:
         with SnapWriter(DISK, str(tmp_path), SNAP, 1.5) as snap:
             pass
         with pytest.raises(XlogError, match="cannot append to a SNAP file"):
@@ -284,12 +284,12 @@ def test_written_rows_are_read_across_rotations(contents: list[list[list[bytes]]
 
 
 class TestEncoded:
-    """Rows that are bytes already, as a journal has them."""
+    """Rows that are already encoded, as in a journal."""
 
     def data(self, *lsns: int, size: int = 4) -> bytes:
         return b"".join(row.encode() for row in transaction(*lsns, size=size).rows)
 
-    def test_whole_transactions_share_blocks_up_to_the_threshold(self, tmp_path: Path) -> None:
+    def test_complete_transactions_share_blocks_up_to_the_threshold(self, tmp_path: Path) -> None:
         with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
             log.append_encoded([self.data(11), self.data(12, 13)], {1: 13})
             assert blocks(log.path) == 1
@@ -301,7 +301,7 @@ class TestEncoded:
             # Three of 50 KB reach 128 KiB.
             assert [len(np.unique(slab.cells[scan.SPAN])) for slab in file.slabs()] == [5]
 
-    def test_a_failed_sync_takes_the_rows_back(self, tmp_path: Path) -> None:
+    def test_failed_sync_removes_the_rows(self, tmp_path: Path) -> None:
         disk: Any = failing()
         log = LogWriter.create(disk, str(tmp_path), XLOG)
         log.append_encoded([self.data(11)], {1: 11}, sync=True)
@@ -321,7 +321,7 @@ class TestEncoded:
         log.close()
         assert lsns(log.path) == [11, 12]
 
-    def test_a_log_that_was_just_read_is_resumed_where_its_rows_end(self, tmp_path: Path) -> None:
+    def test_log_is_resumed_at_the_end_of_its_rows(self, tmp_path: Path) -> None:
         log = LogWriter.create(DISK, str(tmp_path), XLOG)
         log.append_encoded([self.data(11)], {1: 11})
         size = log.size
@@ -347,11 +347,11 @@ class TestEncoded:
 
 
 class TestCrash:
-    """A log cut at any byte is a prefix of whole transactions, and can be continued."""
+    """A log truncated at any byte is a prefix of complete transactions, and can be continued."""
 
     @pytest.fixture
     def log(self, tmp_path: Path) -> tuple[Path, list[tuple[int, int]]]:
-        """A log of plain and compressed blocks, and where each ended: (size, last LSN)."""
+        """Write a log of plain and compressed blocks; return it with the end of each block: (size, last LSN)."""
         rng = random.Random(5)
         writer = LogWriter.create(DISK, str(tmp_path), XLOG)
         ends, lsn = [(writer.size, 10)], 10
@@ -391,7 +391,7 @@ class TestCrash:
                 writer.append([transaction(last + 1)])
             assert lsns(str(path)) == list(range(11, last + 2))
 
-    def test_damage_in_the_middle_is_never_cut_off(self, log: tuple[Path, list[tuple[int, int]]]) -> None:
+    def test_damage_in_the_middle_is_never_truncated(self, log: tuple[Path, list[tuple[int, int]]]) -> None:
         path, ends = log
         data = bytearray(path.read_bytes())
         data[ends[1][0] + 25] ^= 1
@@ -425,7 +425,7 @@ class TestSnapWriter:
             f"84000207010303{time}8210ce0000020021" + "9107",
         ]
 
-    def test_our_snapshot_of_a_real_servers_rows_is_the_real_servers_snapshot(self, tmp_path: Path) -> None:
+    def test_snapshot_of_a_real_servers_rows_equals_its_snapshot(self, tmp_path: Path) -> None:
         recorded = VECTORS / "xlog" / "2.6-master.snap"
         with LogFile.open(DISK, str(recorded)) as read:
             rows, meta = list(read.rows()), read.meta
@@ -449,16 +449,16 @@ class TestSnapWriter:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("disk", [failing(130), failing(2**60, "sync"), failing(2**60, "sync_directory")])
-    def test_a_snapshot_that_cannot_be_finished_is_removed(self, tmp_path: Path, disk: Disk) -> None:
+    def test_snapshot_that_cannot_be_finished_is_removed(self, tmp_path: Path, disk: Disk) -> None:
         with pytest.raises(WriteFailed), SnapWriter(disk, str(tmp_path), SNAP, 1.5) as snap:
             snap.add_tuples(512, [pack((1,))])
         assert list(tmp_path.iterdir()) == []
 
-    def test_an_exception_abandons_the_snapshot(self, tmp_path: Path) -> None:
+    def test_exception_discards_the_snapshot(self, tmp_path: Path) -> None:
         with pytest.raises(KeyError), SnapWriter(DISK, str(tmp_path), SNAP, 1.5):
             raise KeyError
         assert list(tmp_path.iterdir()) == []
 
-    def test_only_a_snapshots_header_is_accepted(self, tmp_path: Path) -> None:
+    def test_only_a_snapshot_header_is_accepted(self, tmp_path: Path) -> None:
         with pytest.raises(LocalProtocolError, match="type SNAP"):
             SnapWriter(DISK, str(tmp_path), XLOG, 1.5)

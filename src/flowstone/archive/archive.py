@@ -17,7 +17,6 @@ from uuid import UUID
 from flowstone.archive import events as events
 from flowstone.archive.archive_log import WAL_MAX_SIZE, version_of
 from flowstone.archive.archive_sink import Intake, LogSink, SnapshotSink
-from flowstone.archive.encoded_rows import warm_up
 from flowstone.archive.events import ArchiveEvent
 from flowstone.archive.manifest import FIRST, GAP, INTERVAL, ArchivedUpstream, Gap
 from flowstone.archive.received_snapshot import IncomingSnapshot
@@ -32,6 +31,7 @@ from flowstone.outside import Outside, production
 from flowstone.outside.worker import by_worker
 from flowstone.replication.applier.states import ApplierState, ConnectionLost, code_of, is_ordinary
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.errors import WriteFailed
 
 SNAPSHOT_INTERVAL: Final = 24 * 3600.0
 """Seconds between snapshots. Each one is a full copy of the data, which the upstream sends and the archive keeps."""
@@ -43,13 +43,13 @@ KNOWN_INTERVAL: Final = 10.0
 """Seconds after which the manifest is saved although no rows arrived, to record the new `known_until`."""
 
 HOLD_SECONDS: Final = 2.0
-"""How long rows may wait for the position of a snapshot, in replication timeouts: half of the ACK timeout."""
+"""Maximum time that rows wait for the position of a snapshot, in replication timeouts: half of the ACK timeout."""
 
 STALL_SECONDS: Final = 60.0
 """Silence after which a snapshot transfer counts as lost. Long, because a server may first wait for a quorum."""
 
 SEARCH_SECONDS: Final = 120.0
-"""How long a server may be silent after SUBSCRIBE: it may search a large log for our position."""
+"""Timeout for a silent server after SUBSCRIBE: the server may have to search a large log for our position."""
 
 RETRY_SECONDS: Final = 1.0  # in replication timeouts
 
@@ -71,7 +71,7 @@ class Archive:
         uri: Address of the upstream. Its user needs the role `replication`.
         directory: Directory of the archive; created if missing.
         register: Make the archive a member of the replica set, so that the upstream keeps its logs until the archive
-            has them.
+            has received them.
         images: Add the old and the new tuple to each row.
         snapshot_interval: Seconds between snapshots; 0 takes only the first one.
         wal_max_size: Size in bytes at which a new log file begins.
@@ -214,9 +214,10 @@ class Archive:
                 outside.disk, self._directory, new_uuid, outside.clock.wall, wal_max_size=self._wal_max_size
             )
 
-        # Compile kernels before connecting: a master disconnects a replica that is silent for so long.
-        await by_worker(outside, warm_up)
-        self._store = await by_worker(outside, open_store)
+        try:
+            self._store = await by_worker(outside, open_store)
+        except WriteFailed as error:
+            raise self._explained(error) from error
         self._intake = Intake(outside, self._store)
         self._intake.on_written.append(self._note_written)
         self._intake.on_snapshot = self._tell_opened
@@ -252,6 +253,8 @@ class Archive:
                 await self._load_images()
             saving = asyncio.create_task(self._keep_saving())
             await self._follow()
+        except WriteFailed as error:
+            raise self._explained(error) from error
         finally:
             for task in (saving, self._snapshotting):
                 await _end_task(task)

@@ -193,24 +193,27 @@ class ArchiveLog:
 
     def _end_file(self) -> None:
         """Close the file, so that the next one starts here. Delete an empty file: the next one has the same name."""
-        opened = self._open
+        opened, self._open = self._open, None
         assert opened is not None
-        self._open = None
+        start = opened.writer.meta.vclock
+        is_empty = opened.writer.vclock == start
+        if not is_empty:
+            # Set even if closing fails: a server reports a gap unless the next file names this one.
+            self._prev_vclock = VClock(start)
         try:
             opened.blocks.close()
-            if opened.writer.vclock == opened.writer.meta.vclock:
+            if is_empty:
                 self._disk.unlink(opened.writer.path)
-                return
-            opened.writer.close()
+            else:
+                opened.writer.close()
         finally:
             # No effect on a closed file; after an error, it releases the file.
             opened.writer.abandon()
-        self._prev_vclock = VClock(opened.writer.meta.vclock)
 
     # --- snapshots ---
 
     def _rows_before_cut(self, slab: Slab, cut: VClock) -> int:
-        """Return the number of rows before the cut, which are those in the snapshot."""
+        """Return the number of rows before the cut, which are the rows in the snapshot."""
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         limits = np.array([cut.get(number) for number in range(int(replica_ids.max(initial=0)) + 1)], np.int64)
         later = np.flatnonzero(lsns > limits[replica_ids])
@@ -234,8 +237,8 @@ class ArchiveLog:
     def resume(self, logs: list[ListedFile]) -> None:
         """Continue after `logs`, which follow the snapshot that this log starts from; truncate a torn tail.
 
-        Reads only the rows that the index does not cover, and those that decide about other rows. Raises LogGap if rows
-        are missing between two files.
+        Reads only rows that the index does not cover, and rows that decide about other rows. Raises LogGap if rows are
+        missing between two files. An error leaves no file open.
         """
         for number, listed in enumerate(logs):
             start = VClock(listed.meta.vclock)
@@ -248,7 +251,11 @@ class ArchiveLog:
                 blocks.close()
                 self._prev_vclock = start
                 continue
-            writer = LogWriter.resume(self._disk, listed.path, listed.meta, self.vclock.to_mapping(), size)
+            try:
+                writer = LogWriter.resume(self._disk, listed.path, listed.meta, self.vclock.to_mapping(), size)
+            except BaseException:
+                blocks.abandon()
+                raise
             self._open = _Open(writer, blocks)
 
     def _read(self, listed: ListedFile) -> tuple[int, BlockWriter]:
@@ -270,8 +277,12 @@ class ArchiveLog:
                             self.verdicts.push(slab, 0, len(slab))
                 start = known.end
                 blocks = BlockWriter.resume(self._disk, listed.path, known, self.verdicts)
-            for chunk in log.chunks(start):
-                _add_chunk(blocks, chunk)
+            try:
+                for chunk in log.chunks(start):
+                    _add_chunk(blocks, chunk)
+            except BaseException:
+                blocks.abandon()
+                raise
             self.vclock = blocks.vclock
             assert log.ending is not None  # set once a log is read to its end
             return log.ending.offset, blocks

@@ -74,7 +74,7 @@ class Intake:
         self.has_moved = asyncio.Event()
         """Set after every write."""
         self.gather_seconds = 0.0
-        """How long to wait for more rows before a write."""
+        """Time to wait for more rows before a write."""
 
     async def take(self, slab: Slab) -> None:
         """Queue the new rows of `slab`. Wait while the queue is full; raise the failure if the disk failed."""
@@ -292,9 +292,10 @@ class LogSink:
     async def begin_final(self, stop_vclock: VClock) -> None:
         """Start the log at the complete snapshot; the rows that follow are its first rows."""
         assert self._joining is not None
-        snapshot, self._joining = self._joining.snapshot, None
+        snapshot = self._joining.snapshot
         assert snapshot is not None
         await self._intake.alone(self._intake.store.begin_from, snapshot, "")
+        self._joining = None  # only now: after an error, `abandon` removes the snapshot
         self._intake.begin_anew()
         if self.on_joined is not None:
             await self.on_joined(snapshot)

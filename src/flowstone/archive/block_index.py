@@ -22,9 +22,9 @@ from flowstone.iproto import scan
 from flowstone.iproto.slab import Slab
 from flowstone.outside.disk import Disk, File
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.block_table import BLOCK_AT, PAYLOAD_END
 from flowstone.xlog.meta import Meta
 from flowstone.xlog.reader import Chunk
-from flowstone.xlog.walk import BLOCK_AT, PAYLOAD_END
 
 FORMAT = "flowstone-blocks"
 VERSION = 1
@@ -51,7 +51,7 @@ class Header(msgspec.Struct, frozen=True):
 class BlockRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run of whole blocks, from byte `offset` to `end` of the log, and a summary of their rows.
 
-    `vclock` is the position after the run; the position before it is that of the previous run. `settled` is the
+    `vclock` is the position after the run; the position before it is the `vclock` of the previous run. `settled` is the
     position that a reader knows to be settled after reading the run. `spaces` is None if there are too many to list.
     """
 
@@ -228,22 +228,22 @@ class BlockWriter:
         file = disk.create(path)
         try:
             file.append(msgspec.json.encode(header) + b"\n")
+            return cls(file, VClock(meta.vclock), first_block, verdicts)
         except BaseException:
             file.close()
             raise
-        return cls(file, VClock(meta.vclock), first_block, verdicts)
 
     @classmethod
     def resume(cls, disk: Disk, log_path: str, blocks: Blocks, verdicts: Verdicts) -> Self:
         """Continue the index after the lines of `blocks`; the rest of the file is truncated."""
+        start = blocks.runs[-1].vclock if blocks.runs else blocks.header.vclock
         file = disk.append_to(path_of(log_path))
         try:
             file.truncate(blocks.size)
+            return cls(file, VClock(start), blocks.end, verdicts)
         except BaseException:
             file.close()
             raise
-        start = blocks.runs[-1].vclock if blocks.runs else blocks.header.vclock
-        return cls(file, VClock(start), blocks.end, verdicts)
 
     @property
     def vclock(self) -> VClock:
@@ -274,7 +274,7 @@ class BlockWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is. No effect after `close`."""
+        """Close the file without writing. No effect after `close`."""
         self._file.close()
 
 

@@ -22,7 +22,8 @@ from flowstone.xlog.errors import WriteFailed
 FOR_OPERATORS: Final = frozenset(
     {errors.AccessDenied.code, errors.NoSuchUser.code, errors.CredsMismatch.code, errors.Cfg.code}
 )
-"""Errors that an operator has to fix. They end an archive that has not followed yet; later ones are retried."""
+"""Errors that an operator has to fix. They end an archive that has not followed yet. If they occur later, the archive
+retries."""
 
 _LOGIN: Final = "check the user and the password"
 _EXPELLED: Final = "the archive was expelled from the replica set: start a new archive in another directory"

@@ -1,4 +1,4 @@
-"""Which errors an archive retries: temporary ones, and those that an operator can fix while the archive runs.
+"""The errors that an archive retries: temporary errors, and errors that an operator can fix while the archive runs.
 
 These are an upstream that cannot write its own log, a disk that refuses a snapshot, the manifest or the index, and an
 upstream that is still catching up with the archive. A snapshot and the manifest are replaced as a whole, so a failed
@@ -21,8 +21,8 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
 
 CATCH_UP_SECONDS: Final = 60.0
-"""How long an upstream may lack rows of the archive without receiving any of them, before they count as lost. Longer
-than a member takes to notice that a peer is gone and to connect to another one."""
+"""Time in which an upstream that lacks rows of the archive must receive some of them; after that they count as lost.
+Longer than a member needs to detect the loss of a peer and to connect to another one."""
 
 CATCH_UP_RETRIES: Final = 5
 """Retry intervals between two attempts to follow an upstream that is catching up: each failed one is logged."""
@@ -30,11 +30,11 @@ CATCH_UP_RETRIES: Final = 5
 PASSING: Final = frozenset(
     {errors.WalIo.code, errors.CascadeRollback.code, errors.WalQueueFull.code, errors.MemoryIssue.code}
 )
-"""Errors about the upstream's own resources, by which it refuses a request that it may grant later."""
+"""Errors of the upstream about its own resources; it may accept the same request later."""
 
 
 class Patience:
-    """Decides whether an archive tries again after an error. Remembers how far a lagging upstream has come."""
+    """Decides whether an archive tries again after an error. Tracks the progress of a lagging upstream."""
 
     def __init__(self, outside: Outside) -> None:
         self._outside = outside

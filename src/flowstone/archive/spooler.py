@@ -31,13 +31,13 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
 
 Beginning = Literal["snapshot", "latest"] | VClock
-"""Where a spool starts: with a snapshot, at the upstream's current position, or at a given one."""
+"""The start of a spool: a snapshot, the upstream's current position, or a given position."""
 
 GATHER_SECONDS: Final = 0.02
 """Rows that arrive within this time are written and synced together: a sync costs as much as a thousand rows."""
 
 ROUNDS_AT_START: Final = 3
-"""How often all members are tried before the start of a new spool fails."""
+"""Number of attempts with every member before the start of a new spool fails."""
 
 
 class Spooling(Archive):
@@ -88,7 +88,7 @@ class Spooling(Archive):
         self._attempts = 0
         self._is_right_place = self._is_joining = False
         self.generation = 0
-        """Increases when the files no longer continue the earlier ones: then an index must be opened again."""
+        """Increases when the files no longer continue the earlier files. Readers must then open the index again."""
 
     @property
     def is_begun(self) -> bool:

@@ -263,8 +263,12 @@ class ArchiveStore:
         log.resume(logs_behind(found, log.vclock))
         manifest = self.manifest
         manifest.instance_uuid = log.instance_uuid
-        if found.snapshots:
-            self._know(found, found.snapshots[-1])
+        try:
+            if found.snapshots:
+                self._know(found, found.snapshots[-1])
+        except BaseException:
+            log.abandon()
+            raise
         if manifest.upstream is not None:
             # The header of the last file may name the version of an earlier upstream; the next file gets the current
             # one.

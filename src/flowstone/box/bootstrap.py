@@ -53,7 +53,7 @@ def bootstrap_rows(
     """Yield space id and raw tuple of each row in snapshot order: spaces by id, tuples by primary key.
 
     `time` is the current Unix time; 2.11 stores it in the row of the first user. Raise FirstUserRefused if the name is
-    `guest`, who cannot have a password, or that of a role.
+    `guest`, who cannot have a password, or the name of a role.
     """
     tables = _tables(dialect)
     # The key "cluster" sorts before all others in `_schema`.

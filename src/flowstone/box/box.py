@@ -27,7 +27,7 @@ from flowstone.iproto.msgpack import pack
 
 
 class Visible(Protocol):
-    """One or more transactions whose changes are already visible to others."""
+    """One or more transactions whose changes other transactions can already see."""
 
     def hide_from(self, view: ReadView) -> None:
         """Hide these changes from `view`, which has just been opened."""

@@ -98,7 +98,7 @@ class SpaceDefinition(msgspec.Struct, frozen=True):
     def shape(self) -> Shape:
         """The parts that typed columns depend on; if they change, a query with one schema must stop.
 
-        The id is one of them: a space that is dropped and created again under the same name is a different space.
+        This includes the id: a space that is dropped and created again under the same name is a different space.
         """
         return self.id, self.fields, self.primary_key.parts if self.primary_key is not None else ()
 

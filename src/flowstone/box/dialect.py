@@ -1,4 +1,4 @@
-"""The dialect of a node: the server version that it presents in greetings, requests and files.
+"""The dialect of a node: the server version, protocol version and features that it presents to peers and in files.
 
 Chosen when a replica set is bootstrapped; a node that joins takes it from the greeting of its upstream
 (`from_greeting`), and a node that starts again from its files (`node/wal/recovery.py`). `_schema.version` is the
@@ -17,7 +17,7 @@ _FIRST_OF_2_11 = (2, 6, 1)
 
 
 class Dialect(Enum):
-    """The supported dialects. Values are those of the option, as in `--dialect 2.11`."""
+    """The supported dialects. Each value is a value of the option, as in `--dialect 2.11`."""
 
     V2_6 = "2.6"
     V2_11 = "2.11"

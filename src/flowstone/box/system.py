@@ -1,8 +1,8 @@
 """The built-in system spaces: their ids, fields and primary keys (docs/spec/files.md#system-spaces).
 
 These definitions make it possible to read a log without its snapshot: `_space` has a name, and the schema can be
-tracked from the first row. Fields are those of 3.8; the rows of a server's own snapshot replace them. Definitions are
-returned as rows of `_space` and `_index`, so that the same code reads both.
+tracked from the first row. The fields are the fields of 3.8; the rows of a server's own snapshot replace them.
+Definitions are returned as rows of `_space` and `_index`, so that the same code reads both.
 """
 
 from __future__ import annotations

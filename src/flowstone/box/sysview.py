@@ -1,6 +1,6 @@
 """System views: `_vspace` shows the rows of `_space` that a user may see, and so on.
 
-A view has no tuples. Its indexes have the same parts as those of the base space, so keys and spans are valid in both.
+A view has no tuples. Its indexes have the same parts as the base space's indexes, so keys and spans are valid in both.
 Users who may read the base space see all rows; others see the objects they own or have a privilege on.
 """
 

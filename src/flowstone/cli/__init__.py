@@ -22,7 +22,18 @@ from flowstone.cli.limestone import commands as limestone
 from flowstone.cli.logs import archive, cat, play
 from flowstone.cli.node import serve
 from flowstone.cli.output import quiet
-from flowstone.cli.replica_set import dashboard, expel, explain, members, promote, rebootstrap, snapshot, status
+from flowstone.cli.replica_set import (
+    call,
+    config,
+    dashboard,
+    expel,
+    explain,
+    members,
+    promote,
+    rebootstrap,
+    snapshot,
+    status,
+)
 
 EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server rejected a row or is unreachable;
 2 the command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted."""
@@ -52,6 +63,8 @@ app.command("explain", epilog=f"{explain.EXAMPLE}\n\n{explain.EXIT_CODES}")(quie
 app.command("promote", epilog=f"{promote.PROMOTE_EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(promote.promote))
 app.command("demote", epilog=f"{promote.DEMOTE_EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(promote.demote))
 app.command("expel", epilog=f"{expel.EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(expel.expel))
+app.command("call", context_settings=call.PASSED_ON, epilog=f"{call.EXAMPLE}\n\n{call.EXIT_CODES}")(quiet(call.call))
+app.command("config", epilog=f"{config.EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(config.config))
 app.command("snapshot", epilog=f"{snapshot.EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(snapshot.snapshot))
 app.command("rebootstrap", epilog=f"{rebootstrap.EXAMPLE}\n\n{rebootstrap.EXIT_CODES}")(quiet(rebootstrap.rebootstrap))
 app.command("dashboard", epilog=f"{dashboard.EXAMPLE}\n\n{dashboard.EXIT_CODES}")(quiet(dashboard.dashboard))

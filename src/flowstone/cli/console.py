@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
@@ -119,21 +118,6 @@ def silence(stream: TextIO | None) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
-
-
-@cache
-def note_compilation() -> None:
-    """Report the first compilation of a kernel from now on: it takes seconds, once per kind of data."""
-    from flowstone.kernels import on_compile
-
-    told: list[str] = []
-
-    def tell(name: str) -> None:
-        if not told:
-            say("flowstone: compiling decoders for this kind of data (cached for the next run)…")
-        told.append(name)
-
-    on_compile(tell)
 
 
 class ProgressBar:

@@ -1,4 +1,4 @@
-"""The event loop of the commands: uvloop if it is installed, else that of asyncio."""
+"""The event loop of the commands: uvloop if it is installed, otherwise asyncio's own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Libraries that only some commands need, and how to install them.
 
-The package itself requires the libraries for logs, nodes and archives; those for Spark and the web are extras. A
-command that needs an extra calls `need` before it does any work. `pip install 'flowstone[web]'` works wherever the
-package came from, even a clone: pip reads the extras of the installed package, and looks for no other.
+The package itself requires the libraries for logs, nodes and archives; libraries for typed columns, Spark and the web
+are extras. A command that needs an extra calls `need` before it does any work. `pip install 'flowstone[web]'` works
+wherever the package came from, even a clone: pip reads the extras of the installed package, and looks for no other.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Final, Literal
 
 from flowstone.cli.console import UsageError
 
-Extra = Literal["spark", "web"]
+Extra = Literal["arrow", "spark", "web"]
 
 MODULES: Final[dict[Extra, tuple[str, ...]]] = {
-    "spark": ("pyspark", "pandas", "deltalake"),
+    "arrow": ("pyarrow",),
+    "spark": ("pyspark", "pandas", "deltalake", "pyarrow"),
     "web": ("starlette", "uvicorn", "prometheus_client"),
 }
 

@@ -58,7 +58,7 @@ LogFormat = Annotated[
     typer.Option("--log-format", help="Format of the lines on stderr; json prints one object per line."),
 ]
 
-_GRAVE: Final = frozenset(("disconnected", "snapshot_failed", "gap", "data_loss"))
+_GRAVE: Final = frozenset(("disconnected", "snapshot_failed", "gap", "data_loss", "misfits"))
 """Events that need attention; they are logged as warnings."""
 
 _OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}

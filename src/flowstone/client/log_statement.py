@@ -39,7 +39,8 @@ _SPACE_ID, _INDEX_ID, _INDEX_BASE = Key.SPACE_ID.value, Key.INDEX_ID.value, Key.
 
 
 class LogStatement(msgspec.Struct, frozen=True, gc=False):
-    """A DML row. `subject` is its tuple or its key; `operations` are those of UPDATE and UPSERT, otherwise empty."""
+    """A DML row. `subject` is its tuple or its key; `operations` are the operations of an UPDATE or UPSERT, otherwise
+    empty."""
 
     row: Row
     space_id: int

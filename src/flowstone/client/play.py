@@ -40,10 +40,11 @@ BATCH_BYTES = 1024**2
 """Limits of a batch; a larger transaction is a batch of its own."""
 
 ANSWER_SECONDS = 300.0
-"""Timeout of a batch. Longer than that of other requests, because a batch may build an index or wait for a quorum."""
+"""Timeout of a batch. Longer than the timeout of other requests, because a batch may build an index or wait for a
+quorum."""
 
 INTERRUPT_SECONDS = 5.0
-"""How long a cancelled replay waits for the current batch, to report what was applied."""
+"""Time that a cancelled replay waits for the current batch, so that it can report the applied rows."""
 
 STREAM_ID = 1
 SNAPSHOT_SUFFIX = ".snap"
@@ -179,9 +180,9 @@ async def play(
     space in the log; None if it is unknown.
 
     Raise PlayError at the first row that the server rejects, or whose space has another name on the server: all
-    transactions before that row's transaction are applied, none from it on. An error raised by `transactions` is raised
-    after the transactions before it are applied. A cancelled replay ends after the current batch is applied and
-    reported to `on_progress`; if that takes too long, it raises PlayInterrupted.
+    transactions before that row's transaction are applied; this transaction and later ones are not. An error raised by
+    `transactions` is raised after the transactions before it are applied. A cancelled replay ends after the current
+    batch is applied and reported to `on_progress`; if that takes too long, it raises PlayInterrupted.
     """
     where = parse_uri(uri) if isinstance(uri, str) else uri
     async with await Connection.open(outside, where) as connection:

@@ -6,6 +6,7 @@ says how to give one.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 GUEST: Final = "guest"
@@ -14,6 +15,9 @@ NO_USER_OF_COMMAND: Final = (
     "no user was given: set TT_CLI_USERNAME and TT_CLI_PASSWORD, or write user:password@… in the URI"
 )
 ANY_LUA: Final = "which lets the user run any Lua on the server"
+
+_PLAIN_NAME: Final = re.compile(r"[\w.:]+")
+"""Names that a Lua string and a shell read as they are."""
 
 
 def is_guest(user: str | None) -> bool:
@@ -44,3 +48,15 @@ def to_run_transactions(user: str | None) -> str:
     if is_guest(user):
         return NO_USER_OF_COMMAND
     return f"let the user run transactions: box.schema.user.grant('{user}', 'execute', 'universe'), {ANY_LUA}"
+
+
+def to_call(user: str | None, function: str) -> str | None:
+    """Return the hint for a user that may not call `function`; None if a name cannot be part of the hint."""
+    if is_guest(user):
+        return NO_USER_OF_COMMAND
+    if not _PLAIN_NAME.fullmatch(function) or not _PLAIN_NAME.fullmatch(user or ""):
+        return None
+    return (
+        f"on its master: box.schema.func.create('{function}', {{if_not_exists = true}}) and "
+        f"box.schema.user.grant('{user}', 'execute', 'function', '{function}')"
+    )

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flowstone.columns import column_kernels as kernels
-from flowstone.columns.column_kernels import Starts
+from flowstone.columns import column_limits as limits
+from flowstone.columns.column_limits import Starts
+from flowstone.columns.column_types import ColumnType
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import msgpack
 from flowstone.iproto.constants import RequestType, type_name
@@ -40,9 +42,10 @@ from flowstone.iproto.scan import (
     TYPE,
     Bytes,
     Cells,
-    skip_value,
 )
+from flowstone.iproto.scan_kernels import skip_value
 from flowstone.iproto.slab import Slab
+from flowstone.native.msgpack import NIL
 from flowstone.text.json_text import json_column
 
 
@@ -87,16 +90,20 @@ TRAILING_FIELDS = (
     pa.field("_index_id", pa.int32(), False),
     pa.field("_index_base", pa.int32(), False),
 )
-"""Columns of the typed shape after those of the space's fields."""
+"""Columns that follow the space's fields in the typed shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of the space: its name, its Tarantool type, whether its values may be null."""
+    """A field of the space: its name, its Tarantool type, whether its values may be null, and a declared type.
+
+    A declared type must be able to hold the field (`ColumnType.holds`). It takes precedence over `ColumnOptions`.
+    """
 
     name: str
     type: str
     nullable: bool = True
+    declared: ColumnType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +116,11 @@ class ColumnOptions:
 
     def __post_init__(self) -> None:
         if self.unsigned_as not in ("int64", "decimal", "double"):
-            raise FlowstoneError(f"unsignedAs is {self.unsigned_as!r}", hint="it can be int64, decimal or double")
+            raise FlowstoneError(f"unsignedAs is {self.unsigned_as!r}", hint="use int64, decimal or double")
         if self.strings_as not in ("string", "binary"):
-            raise FlowstoneError(f"stringsAs is {self.strings_as!r}", hint="it can be string or binary")
-        if self.decimal_scale is not None and not 0 <= self.decimal_scale <= kernels.DECIMAL_DIGITS_MAX:
-            raise FlowstoneError(
-                f"decimalScale is {self.decimal_scale}", hint=f"it can be 0 to {kernels.DECIMAL_DIGITS_MAX}"
-            )
+            raise FlowstoneError(f"stringsAs is {self.strings_as!r}", hint="use string or binary")
+        if self.decimal_scale is not None and not 0 <= self.decimal_scale <= limits.DECIMAL_DIGITS_MAX:
+            raise FlowstoneError(f"decimalScale is {self.decimal_scale}", hint=f"use 0 to {limits.DECIMAL_DIGITS_MAX}")
 
 
 DEFAULT_OPTIONS = ColumnOptions()
@@ -182,7 +187,7 @@ class _Selection:
         return span_column(self.slab.buf, self.line(KEY_AT), self.line(KEY_END))
 
     def operations(self) -> pa.Array:
-        """Return the operations. An UPDATE has them in place of its tuple."""
+        """Return the operations. The body of an UPDATE has the operations in place of a tuple."""
         starts, ends = self.line(OPS_AT), self.line(OPS_END)
         is_update = self.line(TYPE) == RequestType.UPDATE
         if is_update.any():
@@ -222,7 +227,7 @@ def span_column(buf: Bytes, starts: Cells, ends: Cells) -> pa.Array:
     offsets: Starts = np.zeros(len(starts) + 1, np.int32)
     offsets[1:] = np.cumsum(lengths)  # a slab is smaller than 2 GiB, and spans do not overlap
     size = int(offsets[-1])
-    out: Bytes = np.empty(size + kernels.COPY_ROOM, np.uint8)
+    out: Bytes = np.empty(size + limits.COPY_ROOM, np.uint8)
     kernels.span_copy(buf, starts, offsets, out)
     nulls = len(starts) - int(np.count_nonzero(present))
     return _variable(pa.binary(), offsets, out[:size], present.view(np.uint8), nulls)
@@ -242,16 +247,19 @@ def _variable(kind: pa.DataType, offsets: Starts, out: Bytes, valid: Bytes, null
 
 
 class _Misfit(Exception):
-    """Row number and reason of the first value that does not fit. Converted to ColumnError where names are known."""
+    """Rows whose values do not fit, and the reason. Converted to ColumnError where names are known.
 
-    def __init__(self, row: int, what: int) -> None:
-        self.row = row
+    `rows` ascend and are not empty. Kernels stop at the first row. Checks of whole columns list all rows.
+    """
+
+    def __init__(self, rows: Sequence[int], what: int) -> None:
+        self.rows = rows
         self.what = what
 
 
 def _check(row: int, what: int) -> None:
     if row >= 0:
-        raise _Misfit(row, what)
+        raise _Misfit([row], what)
 
 
 def _int_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
@@ -266,11 +274,15 @@ def _double_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
     later: Cells = np.empty(len(starts), np.int64)
     row, what, nulls, deferred = kernels.double_column(buf, starts, out, valid, later)
     _check(row, what)
+    wrong: list[int] = []
     for number in later[:deferred].tolist():
         value = _value(buf, int(starts[number]))
-        if not isinstance(value, Decimal):  # an extension with the code of a decimal and other content
-            raise _Misfit(number, kernels.WRONG_TYPE)
-        out[number] = float(value)
+        if isinstance(value, Decimal):
+            out[number] = float(value)
+        else:  # an extension with the code of a decimal and other content
+            wrong.append(number)
+    if wrong:
+        raise _Misfit(wrong, limits.WRONG_TYPE)
     return _fixed(pa.float64(), out, valid, nulls)
 
 
@@ -287,7 +299,7 @@ def _bytes_values(kind: pa.DataType, buf: Bytes, starts: Starts) -> pa.Array:
     row, what, nulls = kernels.bytes_lengths(buf, starts, offsets, valid)
     _check(row, what)
     size = int(offsets[-1])
-    out: Bytes = np.empty(size + kernels.COPY_ROOM, np.uint8)
+    out: Bytes = np.empty(size + limits.COPY_ROOM, np.uint8)
     kernels.bytes_copy(buf, starts, offsets, out)
     return _variable(kind, offsets, out[:size], valid, nulls)
 
@@ -296,14 +308,30 @@ def _string_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
     column = _bytes_values(pa.string(), buf, starts)
     if _is_ascii(column.buffers()[2]):
         return column
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        for number, value in enumerate(column.cast(pa.binary())):
-            raw = value.as_py()
-            if raw is not None and raw.decode("utf-8", "replace").encode() != raw:
-                raise _Misfit(number, NOT_UTF8) from None
+    wrong = _not_utf8(column)
+    if wrong:
+        raise _Misfit(wrong, NOT_UTF8)
     return column
+
+
+def _not_utf8(column: pa.Array) -> list[int]:
+    """Return the rows that are not UTF-8. Only parts of the column that have such rows are checked row by row."""
+    wrong: list[int] = []
+    for start in range(0, len(column), RESUME_ROWS):
+        part = column.slice(start, RESUME_ROWS)
+        try:
+            part.validate(full=True)
+        except pa.ArrowInvalid:
+            values = part.cast(pa.binary()).to_pylist()
+            wrong += [start + number for number, value in enumerate(values) if not _is_utf8(value)]
+    return wrong
+
+
+def _is_utf8(value: bytes | None) -> bool:
+    try:
+        return value is None or value.decode() is not None
+    except UnicodeDecodeError:
+        return False
 
 
 def _is_ascii(text: pa.Buffer) -> bool:
@@ -333,7 +361,7 @@ def _datetime_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
 
 def _digits() -> Bytes:
     """Return scratch memory for kernels that decode decimals: kernels allocate nothing."""
-    return np.empty(kernels.DIGITS_ROOM, np.uint8)
+    return np.empty(limits.DIGITS_ROOM, np.uint8)
 
 
 def _decimal128(scale: int) -> Callable[[Bytes, Starts, ColumnOptions], pa.Array]:
@@ -341,9 +369,26 @@ def _decimal128(scale: int) -> Callable[[Bytes, Starts, ColumnOptions], pa.Array
         out, valid = np.empty(2 * len(starts), np.uint64), np.empty(len(starts), np.uint8)
         row, what, nulls = kernels.decimal128_column(buf, starts, scale, out, valid, _digits())
         _check(row, what)
-        return _fixed(pa.decimal128(kernels.DECIMAL_DIGITS_MAX, scale), out, valid, nulls)
+        return _fixed(pa.decimal128(limits.DECIMAL_DIGITS_MAX, scale), out, valid, nulls)
 
     return decode
+
+
+def _declared_decimal(precision: int, scale: int) -> _Decode:
+    decode = _decimal128(scale)
+    if precision == limits.DECIMAL_DIGITS_MAX:
+        return decode
+    whole = pa.decimal128(limits.DECIMAL_DIGITS_MAX, scale)
+    limit = pa.scalar(Decimal(10) ** (precision - scale), whole)
+
+    def decode_checked(buf: Bytes, starts: Starts, options: ColumnOptions) -> pa.Array:
+        column = decode(buf, starts, options)
+        too_long = pc.indices_nonzero(pc.greater_equal(pc.abs(column), limit)).to_pylist()
+        if too_long:
+            raise _Misfit(too_long, limits.TOO_PRECISE)
+        return pa.Array.from_buffers(pa.decimal128(precision, scale), len(column), column.buffers(), column.null_count)
+
+    return decode_checked
 
 
 def _decimal_text(buf: Bytes, starts: Starts, options: ColumnOptions) -> pa.Array:
@@ -351,8 +396,9 @@ def _decimal_text(buf: Bytes, starts: Starts, options: ColumnOptions) -> pa.Arra
     _check(*kernels.decimal_kinds(buf, starts, _digits()))
     column = pc.utf8_trim(_json_values(buf, starts, options), '"')
     # `json_plain` writes a decimal that is out of range as an object, not as digits.
-    too_long = pc.index(pc.starts_with(column, "{"), True).as_py()
-    _check(too_long, kernels.TOO_PRECISE)
+    too_long = pc.indices_nonzero(pc.starts_with(column, "{")).to_pylist()
+    if too_long:
+        raise _Misfit(too_long, limits.TOO_PRECISE)
     return column
 
 
@@ -363,11 +409,12 @@ def _json_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
 
 
 def json_spans(buf: Bytes, begins: Cells, ends: Cells) -> pa.Array:
-    """Return the JSON text of the values at `begins`; a missing value (-1) or nil is null."""
+    """Return the JSON text of the values at `begins`; a missing value (-1) or nil is null. JsonError: one is broken."""
     present = begins >= 0
-    present[present] = buf[begins[present]] != kernels.NIL
+    has_bytes = np.flatnonzero(present & (begins < ends))
+    present[has_bytes] = buf[begins[has_bytes]] != NIL
     offsets, data = json_column(buf, np.where(present, begins, -1), ends)
-    if offsets[-1] > kernels.OFFSET_MAX:
+    if offsets[-1] > limits.OFFSET_MAX:
         raise ColumnError("JSON texts of one batch take more than 2 GiB", hint=_GENERIC)
     nulls = len(begins) - int(np.count_nonzero(present))
     return _variable(pa.string(), offsets.astype(np.int32), data, present.view(np.uint8), nulls)
@@ -380,27 +427,96 @@ def _value(buf: Bytes, at: int) -> Any:
 NOT_UTF8, IS_NULL = 100, 101
 _GENERIC = "read the space in the generic shape"
 _WORDS = {
-    kernels.WRONG_TYPE: ("is not of type {type}", _GENERIC),
-    kernels.TOO_LARGE: (
+    limits.WRONG_TYPE: ("is not of type {type}", _GENERIC),
+    limits.TOO_LARGE: (
         "is above 2^63-1 and does not fit int64",
         "choose unsignedAs=decimal or unsignedAs=double",
     ),
-    kernels.TOO_PRECISE: (
+    limits.TOO_PRECISE: (
         "has more digits than the column keeps",
         "choose another decimalScale, or omit it to get strings",
     ),
-    kernels.OUT_OF_RANGE: ("is too far from 1970 for a timestamp", _GENERIC),
-    kernels.COLUMN_FULL: ("makes the column larger than 2 GiB", _GENERIC),
+    limits.OUT_OF_RANGE: ("is too far from 1970 for a timestamp", _GENERIC),
+    limits.COLUMN_FULL: ("makes the column larger than 2 GiB", _GENERIC),
     NOT_UTF8: ("is not UTF-8", "choose stringsAs=binary"),
     IS_NULL: ("is null, but not declared nullable", _GENERIC),
 }
 
+REASONS: Final = {
+    limits.WRONG_TYPE: "wrong_type",
+    limits.TOO_LARGE: "too_large",
+    limits.TOO_PRECISE: "too_precise",
+    limits.OUT_OF_RANGE: "out_of_range",
+    NOT_UTF8: "not_utf8",
+}
+"""Codes of reasons why a single value does not fit its column, for programs."""
+
+RESUME_ROWS: Final = 4096
+"""Rows that are decoded at a time to find misfits: small enough to cost little after each misfit, and large enough for
+kernels to be fast."""
+
+MISFIT_TEXT_MAX: Final = 1024
+"""Longest text of a misfit, in characters: the tuple has the whole value."""
+
 _Decode = Callable[[Bytes, Starts, ColumnOptions], pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldMisfits:
+    """The values of one column that do not fit: their rows in the batch, ascending, reasons, and values as JSON.
+
+    `REASONS` lists the reasons. Values are cut to MISFIT_TEXT_MAX characters.
+    """
+
+    column: str
+    rows: Cells
+    reasons: list[str]
+    values: pa.Array
+
+
+def _decoded_with_misfits(
+    decode: _Decode, buf: Bytes, starts: Starts, options: ColumnOptions
+) -> tuple[pa.Array, dict[int, int]]:
+    """Return the column with null in place of each misfit, and the reason for each misfit by row.
+
+    Kernels stop at the first misfit. The search resumes after it, in slices of RESUME_ROWS rows, so the cost is linear
+    in the number of rows and misfits. A column without misfits is decoded once.
+    """
+    left, found = starts, dict[int, int]()
+    while True:
+        try:
+            return decode(buf, left, options), found
+        except _Misfit as misfit:
+            if misfit.what not in REASONS:
+                raise
+            if left is starts:
+                left = starts.copy()
+            _put_out(misfit, 0, left, found)
+            at = misfit.rows[-1] + 1
+        while at < len(left):
+            try:
+                decode(buf, left[at : at + RESUME_ROWS], options)
+            except _Misfit as misfit:
+                if misfit.what not in REASONS:
+                    raise
+                _put_out(misfit, at, left, found)
+                at += misfit.rows[-1] + 1
+            else:
+                at += RESUME_ROWS
+
+
+def _put_out(misfit: _Misfit, start: int, starts: Starts, found: dict[int, int]) -> None:
+    """Treat the rows of a misfit as missing; they are relative to `start`."""
+    for row in misfit.rows:
+        starts[start + row] = -1
+        found[start + row] = misfit.what
+
+
 _INTEGERS = ("integer", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 _UNSIGNED: dict[str, tuple[pa.DataType, _Decode]] = {
     "int64": (pa.int64(), _int_values),
     "double": (pa.float64(), _double_values),
-    "decimal": (pa.decimal128(kernels.DECIMAL_DIGITS_MAX, 0), _decimal128(0)),
+    "decimal": (pa.decimal128(limits.DECIMAL_DIGITS_MAX, 0), _decimal128(0)),
 }
 _PLAIN: dict[str, tuple[pa.DataType, _Decode]] = {
     **dict.fromkeys(_INTEGERS, (pa.int64(), _int_values)),
@@ -424,8 +540,38 @@ def _decoding_of(kind: str, options: ColumnOptions) -> tuple[pa.DataType, _Decod
         if options.decimal_scale is None:
             return pa.string(), _decimal_text
         scale = options.decimal_scale
-        return pa.decimal128(kernels.DECIMAL_DIGITS_MAX, scale), _decimal128(scale)
+        return pa.decimal128(limits.DECIMAL_DIGITS_MAX, scale), _decimal128(scale)
     return _PLAIN.get(kind, (pa.string(), _json_values))
+
+
+def _field_misfits(name: str, buf: Bytes, starts: Starts, found: dict[int, int]) -> FieldMisfits:
+    rows = np.array(sorted(found), np.int64)
+    begins = np.ascontiguousarray(starts[rows])
+    texts = _json_values(buf, begins, DEFAULT_OPTIONS)
+    values = pc.utf8_slice_codeunits(texts, 0, MISFIT_TEXT_MAX)
+    return FieldMisfits(name, rows, [REASONS[found[row]] for row in rows.tolist()], values)
+
+
+def _declared_decoding(kind: ColumnType, field_type: str) -> tuple[pa.DataType, _Decode]:
+    if kind.name == "decimal":
+        return pa.decimal128(kind.precision, kind.scale), _declared_decimal(kind.precision, kind.scale)
+    if kind.name == "string":
+        if field_type.startswith("decimal"):
+            return pa.string(), _decimal_text
+        if field_type == "varbinary":
+            return _PLAIN["string"]
+        return _PLAIN[field_type] if field_type in ("string", "uuid") else (pa.string(), _json_values)
+    return _PLAIN[_DECLARED[kind.name]]
+
+
+_DECLARED: Final = {
+    "bigint": "integer",
+    "double": "double",
+    "binary": "varbinary",
+    "boolean": "boolean",
+    "timestamp": "datetime",
+}
+"""Types with the same column as a type of fields."""
 
 
 class TypedDecoder:
@@ -447,9 +593,13 @@ class TypedDecoder:
         wanted: Collection[str] | None = None,
     ) -> None:
         self._columns = tuple(columns)
+        self._is_partial = partial
         self._options = options
         self._key_fields: Cells = np.array(key_fields, np.int64)
-        self._decodings = [_decoding_of(column.type, options) for column in columns]
+        self._decodings = [
+            _decoding_of(each.type, options) if each.declared is None else _declared_decoding(each.declared, each.type)
+            for each in columns
+        ]
         fields = [pa.field(f"_{name}", kind, nullable) for name, kind, nullable in _HEADER_FIELDS]
         fields += [
             pa.field(column.name, kind, partial or column.nullable or column.type == "any")
@@ -465,8 +615,13 @@ class TypedDecoder:
             raise FlowstoneError(f"no column {unknown[0]!r}", hint=f"known columns: {', '.join(self._all)}")
         self.schema = pa.schema([field for field in fields if wanted is None or field.name in wanted])
 
-    def batch(self, slab: Slab, rows: Cells) -> pa.RecordBatch:
-        """Return the rows with the ascending numbers `rows`, all of this decoder's space and definition."""
+    def batch(self, slab: Slab, rows: Cells, misfits: list[FieldMisfits] | None = None) -> pa.RecordBatch:
+        """Return the rows with the ascending numbers `rows`, all of this decoder's space and definition.
+
+        A value that does not fit its column raises ColumnError. With `misfits`, the value is null instead, and is
+        appended to that list; the decoder must then be one for partial rows, whose columns are all nullable.
+        """
+        assert misfits is None or self._is_partial, "misfits need nullable columns"
         chosen = _Selection(slab, rows)
         starts: Starts = np.empty((len(self._columns) + 1, len(rows)), np.int32)
         row = kernels.split_tuples(slab.buf, slab.cells, rows, self._key_fields, starts)
@@ -478,7 +633,7 @@ class TypedDecoder:
             arrays = dict(zip(header, chosen.header(), strict=True))
         for number, column in enumerate(self._columns):
             if column.name in self.schema.names:
-                arrays[column.name] = self._field(chosen, number, starts[number])
+                arrays[column.name] = self._field(chosen, number, starts[number], misfits)
         if "_extra" in self.schema.names:
             arrays["_extra"] = self._extra(slab.buf, starts[-1], chosen)
         if "_key" in self.schema.names:
@@ -492,26 +647,34 @@ class TypedDecoder:
         struct = pa.Array.from_buffers(pa.struct(self.schema), len(rows), [None], children=children)
         return pa.RecordBatch.from_struct_array(struct)
 
-    def _field(self, chosen: _Selection, number: int, starts: Starts) -> pa.Array:
+    def _field(self, chosen: _Selection, number: int, starts: Starts, misfits: list[FieldMisfits] | None) -> pa.Array:
         column, (_, decode) = self._columns[number], self._decodings[number]
+        buf = chosen.slab.buf
         try:
-            array = decode(chosen.slab.buf, starts, self._options)
+            if misfits is not None:
+                array, found = _decoded_with_misfits(decode, buf, starts, self._options)
+                if found:
+                    misfits.append(_field_misfits(column.name, buf, starts, found))
+                return array
+            array = decode(buf, starts, self._options)
             if array.null_count and not self.schema.field(column.name).nullable:
-                raise _Misfit(pc.index(array.is_null(), True).as_py(), IS_NULL)
+                raise _Misfit([pc.index(array.is_null(), True).as_py()], IS_NULL)
         except _Misfit as misfit:
             words, hint = _WORDS[misfit.what]
-            where = f"{chosen.where(misfit.row)}: field {column.name!r}"
+            where = f"{chosen.where(misfit.rows[0])}: field {column.name!r}"
             raise ColumnError(f"{where} {words.format(type=column.type)}", hint=hint) from None
         return array
 
     def _extra(self, buf: Bytes, starts: Starts, chosen: _Selection) -> pa.Array:
-        """Return the fields after the declared ones as one JSON array; null if there are none."""
+        """Return the fields after the declared fields as one JSON array; null if there are no such fields."""
         present = starts >= 0
         if not present.any():
             return pa.nulls(len(starts), pa.string())
         tuple_ends = chosen.line(TUPLE_END)
-        size = int(np.sum((tuple_ends - starts + kernels.ARRAY_HEADER_SIZE)[present]))
+        size = int(np.sum((tuple_ends - starts + limits.ARRAY_HEADER_SIZE)[present]))
         gathered: Bytes = np.empty(size, np.uint8)
         begins, ends = np.empty((2, len(starts)), np.int64)
-        kernels.gather_extra(buf, starts, tuple_ends, gathered, begins, ends)
+        row = kernels.gather_extra(buf, starts, tuple_ends, gathered, begins, ends)
+        if row >= 0:
+            raise ColumnError(f"{chosen.where(row)}: tuple is not an array")
         return json_spans(gathered, begins, ends)

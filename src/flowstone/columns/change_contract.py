@@ -166,7 +166,7 @@ class ChangeContract:
     @property
     def spark_types(self) -> list[tuple[str, str]]:
         """Column names and types, spelled as in Spark's own schemas."""
-        return [(each.name, _spark_type(each.type).lower().replace(" ", "")) for each in self.schema]
+        return [(each.name, spark_type(each.type).lower().replace(" ", "")) for each in self.schema]
 
     @cached_property
     def _decoder(self) -> TypedDecoder | None:
@@ -180,7 +180,7 @@ class ChangeContract:
         """Yield the changes among the given rows in order; `rows` ascend, `stamps` cover all rows of the slab.
 
         Skips rows that change no space (NOP, verdicts, terms) and rows of spaces other than `space`. `schema` is the
-        one in force. Each truncation is a batch of its own, because it has neither key nor tuple.
+        schema in force. Each truncation is a batch of its own, because it has neither key nor tuple.
         """
         is_truncate = _truncates(slab, rows)
         is_change = self._changes(slab, rows)
@@ -297,7 +297,7 @@ class _Changes:
     stamps: Stamps
     schema: Schema
     kinds: Cells
-    """The operations of the rows; with images, `slab` no longer has them."""
+    """The operations of the rows. With images, `slab` does not contain the operations."""
     _made: dict[str, pa.Array] = field(default_factory=dict)
 
     def column(self, name: str) -> pa.Array:
@@ -471,7 +471,7 @@ _SPARK_TYPES: Final = {
 def spark_ddl(fields: Iterable[pa.Field]) -> str:
     """Return Arrow columns as a schema in Spark's DDL."""
     return ", ".join(
-        f"{_quoted(each.name)} {_spark_type(each.type)}{'' if each.nullable else ' NOT NULL'}" for each in fields
+        f"{_quoted(each.name)} {spark_type(each.type)}{'' if each.nullable else ' NOT NULL'}" for each in fields
     )
 
 
@@ -479,5 +479,6 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _spark_type(kind: pa.DataType) -> str:
+def spark_type(kind: pa.DataType) -> str:
+    """Return the type of a column in Spark's DDL."""
     return f"DECIMAL({kind.precision}, {kind.scale})" if pa.types.is_decimal(kind) else _SPARK_TYPES[kind]

@@ -1,187 +1,190 @@
-"""Compiled loops that turn fields of many tuples into the buffers of Arrow columns, one kernel per kind of column.
+"""Compiled: kernels that convert fields of many tuples to the buffers of Arrow columns, one per type of column.
 
-`split_tuples` records where each field of each row starts; every other kernel reads one field of all rows. A start of
--1 is a missing field. Kernels trust the scanner that each value lies completely inside the buffer; the content of
-extensions is not checked yet. Kernels return the number of the first row whose value does not fit the column, and the
-reason, or (-1, FITS).
+`split_tuples` locates each field of each row; every other kernel reads one field of all rows. A start of -1 is a
+missing field. Kernels trust the scanner that each value is complete; they check the content of extensions themselves.
+A column kernel returns the number of the first row whose value does not fit the column and the reason, or -1 and FITS;
+then the number of nulls.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import cython
 
-from flowstone.iproto.constants import RequestType
-from flowstone.iproto.extensions import DECIMAL_EXPONENT_MAX, ExtensionType
-from flowstone.iproto.scan import INDEX_ID, KEY_AT, TUPLE_AT, TYPE, Cells, value_end
-from flowstone.kernels import inlined, kernel
-from flowstone.kernels.wide import Bytes, big16, big32, big64, byte, copy, copy32, little64, poke
+if not cython.compiled:  # compiled, the .pxd provides these
+    import numpy as np
+    from numpy.typing import NDArray
 
-Starts = NDArray[np.int32]
-Doubles = NDArray[np.float64]
+    from flowstone.columns.column_limits import (
+        COLUMN_FULL,
+        COPY_ROOM,
+        DECIMAL_DIGITS_MAX,
+        FITS,
+        OFFSET_MAX,
+        OUT_OF_RANGE,
+        TOO_LARGE,
+        TOO_PRECISE,
+        WRONG_TYPE,
+        Starts,
+    )
+    from flowstone.iproto.constants import RequestType
+    from flowstone.iproto.extensions import DECIMAL_EXPONENT_MAX, ExtensionType
+    from flowstone.iproto.scan import INDEX_ID, KEY_AT, KEY_END, TUPLE_AT, TUPLE_END, TYPE, Cells
+    from flowstone.native.msgpack import NIL, put_big, read_array, read_integer, value_end
+    from flowstone.native.words import (
+        Bytes,
+        big16,
+        big32,
+        big64,
+        byte,
+        copy,
+        copy32,
+        float32,
+        float64,
+        high_product,
+        little32,
+        little64,
+        poke,
+        poke64,
+        signed,
+        signed32,
+        source,
+        target,
+        word,
+    )
 
-FITS, WRONG_TYPE, TOO_LARGE, TOO_PRECISE, OUT_OF_RANGE, COLUMN_FULL = range(6)
-"""What can be wrong with a value: see `columns.ColumnError`, which puts it into words."""
+    Doubles = NDArray[np.float64]
+    Words = NDArray[np.uint64]
 
-NIL = 0xC0
-OFFSET_MAX = 2**31 - 1
-"""Arrow's offsets of strings and binaries have 32 bits."""
+SECONDS_MAX = (2**63 - 1) // 1_000_000 - 2
+NANOSECONDS_END = 2_000_000_000
+"""Limit of the nanoseconds: servers accept leap seconds, up to twice a second."""
 
-
-@inlined
-def array_header(buf: Bytes, at: int) -> tuple[int, int]:
-    """The number of elements of the array at `at` (-1: no array) and the offset of the first."""
-    marker = byte(buf, at)
-    if 0x90 <= marker <= 0x9F:
-        return marker & 0x0F, at + 1
-    if marker == 0xDC:
-        return big16(buf, at + 1), at + 3
-    if marker == 0xDD:
-        return big32(buf, at + 1), at + 5
-    return -1, at
+ONES, NIBBLES = 0x0101010101010101, 0x0F0F0F0F0F0F0F0F
+BYTES_APART, PAIRS_APART = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF
 
 
-@kernel
 def split_tuples(buf: Bytes, cells: Cells, rows: Cells, key_fields: Cells, starts: Starts) -> int:
-    """Fills `starts[f, i]` with the offset of field f of row `rows[i]`; the last line gets the first extra field.
+    """Set `starts[f, i]` to the offset of field f of row `rows[i]`, and the last line to the first extra field.
 
-    Rows without a tuple (UPDATE, DELETE) have the fields of their primary key, if that is what their key is of. Returns
-    the number of the first row whose tuple or key is no array, or -1.
+    Rows without a tuple (UPDATE, DELETE) have the fields of their key, if it is a key of the primary index. Return the
+    number of the first row whose tuple or key is not a whole array, or -1: not all tuples come from the scanner.
     """
-    fields = starts.shape[0] - 1
-    end = buf.shape[0]
-    for i in range(rows.shape[0]):
-        row = rows[i]
-        at = int(cells[TUPLE_AT, row])
-        if at < 0 or cells[TYPE, row] == RequestType.UPDATE:
-            for f in range(fields + 1):
-                starts[f, i] = -1
-            at = int(cells[KEY_AT, row])
-            if at < 0 or cells[INDEX_ID, row] != 0:
+    data = source(buf)
+    fields, parts = starts.shape[0] - 1, key_fields.shape[0]
+    with cython.nogil:
+        for i in range(rows.shape[0]):
+            row = rows[i]
+            at = cells[TUPLE_AT, row]
+            if at < 0 or cells[TYPE, row] == RequestType.UPDATE:
+                for f in range(fields + 1):
+                    starts[f, i] = -1
+                at = cells[KEY_AT, row]
+                if at < 0 or cells[INDEX_ID, row] != 0:
+                    continue
+                end = cells[KEY_END, row]
+                count, at = read_array(data, at, end)
+                if count < 0:
+                    return i
+                for part in range(min(count, parts)):
+                    if 0 <= key_fields[part] < fields:
+                        starts[key_fields[part], i] = at
+                    at = value_end(data, at, end)
+                    if at < 0:
+                        return i
                 continue
-            count, at = array_header(buf, at)
+            end = cells[TUPLE_END, row]
+            count, at = read_array(data, at, end)
             if count < 0:
                 return i
-            for part in range(min(count, key_fields.shape[0])):
-                if 0 <= key_fields[part] < fields:
-                    starts[key_fields[part], i] = at
-                at = value_end(buf, at, end)
-            continue
-        count, at = array_header(buf, at)
-        if count < 0:
-            return i
-        for f in range(min(count, fields)):
-            starts[f, i] = at
-            at = value_end(buf, at, end)
-        for f in range(count, fields):
-            starts[f, i] = -1
-        starts[fields, i] = at if count > fields else -1
+            for f in range(min(count, fields)):
+                starts[f, i] = at
+                at = value_end(data, at, end)
+                if at < 0:
+                    return i
+            for f in range(count, fields):
+                starts[f, i] = -1
+            starts[fields, i] = at if count > fields else -1
     return -1
 
 
-@inlined
-def signed64(buf: Bytes, at: int) -> int:
-    return int(np.uint64(big64(buf, at)).view(np.int64))
-
-
-@inlined
 def read_int(buf: Bytes, at: int) -> tuple[int, int]:
-    """A whole number and whether it fits int64."""
-    marker = byte(buf, at)
-    if marker < 0x80:
-        return marker, FITS
-    if marker >= 0xE0:
-        return marker - 256, FITS
-    if marker == 0xCC:
-        return byte(buf, at + 1), FITS
-    if marker == 0xCD:
-        return big16(buf, at + 1), FITS
-    if marker == 0xCE:
-        return big32(buf, at + 1), FITS
-    if marker == 0xCF:
-        value = signed64(buf, at + 1)
-        return value, (FITS if value >= 0 else TOO_LARGE)
-    if marker == 0xD0:
-        return (byte(buf, at + 1) ^ 0x80) - 0x80, FITS
-    if marker == 0xD1:
-        return (big16(buf, at + 1) ^ 0x8000) - 0x8000, FITS
-    if marker == 0xD2:
-        return (big32(buf, at + 1) ^ 0x80000000) - 0x80000000, FITS
-    if marker == 0xD3:
-        return signed64(buf, at + 1), FITS
-    return 0, WRONG_TYPE
+    """Return the integer at `at`, and FITS or the reason why it is not an int64."""
+    value, fits = read_integer(buf, at)
+    if fits:
+        return value, FITS
+    return value, (TOO_LARGE if byte(buf, at) == 0xCF else WRONG_TYPE)
 
 
-@kernel
 def int_column(buf: Bytes, starts: Starts, out: Cells, valid: Bytes) -> tuple[int, int, int]:
-    """int64 values; returns (bad row, what, number of nulls)."""
-    nulls = 0
-    for i in range(starts.shape[0]):
-        at = int(starts[i])
-        if at < 0 or byte(buf, at) == NIL:
-            out[i], valid[i] = 0, 0
-            nulls += 1
-            continue
-        value, what = read_int(buf, at)
-        if what != FITS:
-            return i, what, nulls
-        out[i], valid[i] = value, 1
+    """Convert integers to int64."""
+    data, nulls = source(buf), 0
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at = starts[i]
+            if at < 0 or byte(data, at) == NIL:
+                out[i], valid[i] = 0, 0
+                nulls += 1
+                continue
+            value, what = read_int(data, at)
+            if what != FITS:
+                return i, what, nulls
+            out[i], valid[i] = value, 1
     return -1, FITS, nulls
 
 
-@kernel
 def double_column(buf: Bytes, starts: Starts, out: Doubles, valid: Bytes, later: Cells) -> tuple[int, int, int, int]:
-    """float64 values. Decimals are left to the caller: their rows are listed in `later`.
+    """Convert numbers to float64, except for decimals, whose rows are listed in `later` for the caller.
 
-    Returns (bad row, what, nulls, length of `later`).
+    The last result is the length of `later`.
     """
-    nulls = deferred = 0
-    for i in range(starts.shape[0]):
-        at = int(starts[i])
-        if at < 0 or byte(buf, at) == NIL:
-            out[i], valid[i] = 0.0, 0
-            nulls += 1
-            continue
-        marker = byte(buf, at)
-        valid[i] = 1
-        if marker == 0xCB:
-            out[i] = np.uint64(big64(buf, at + 1)).view(np.float64)
-        elif marker == 0xCA:
-            out[i] = np.uint32(big32(buf, at + 1)).view(np.float32)
-        elif marker == 0xCF:
-            out[i] = np.float64(big64(buf, at + 1))
-        elif is_decimal(buf, at):
-            out[i] = 0.0
-            later[deferred] = i
-            deferred += 1
-        else:
-            value, what = read_int(buf, at)
-            if what != FITS:
-                return i, what, nulls, deferred
-            out[i] = np.float64(value)
+    data, nulls, deferred = source(buf), 0, 0
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at = starts[i]
+            if at < 0 or byte(data, at) == NIL:
+                out[i], valid[i] = 0.0, 0
+                nulls += 1
+                continue
+            marker = byte(data, at)
+            valid[i] = 1
+            if marker == 0xCB:
+                out[i] = float64(big64(data, at + 1))
+            elif marker == 0xCA:
+                out[i] = float32(big32(data, at + 1))
+            elif marker == 0xCF:
+                out[i] = big64(data, at + 1)
+            else:
+                value, what = read_int(data, at)
+                if what == FITS:
+                    out[i] = value
+                elif is_decimal(data, at):
+                    out[i] = 0.0
+                    later[deferred] = i
+                    deferred += 1
+                else:
+                    return i, what, nulls, deferred
     return -1, FITS, nulls, deferred
 
 
-@kernel
 def bool_column(buf: Bytes, starts: Starts, out: Bytes, valid: Bytes) -> tuple[int, int, int]:
-    """One byte per value, to be packed by the caller."""
-    nulls = 0
-    for i in range(starts.shape[0]):
-        at = int(starts[i])
-        marker = byte(buf, at) if at >= 0 else NIL
-        if marker == NIL:
-            out[i], valid[i] = 0, 0
-            nulls += 1
-        elif marker == 0xC2 or marker == 0xC3:
-            out[i], valid[i] = marker - 0xC2, 1
-        else:
-            return i, WRONG_TYPE, nulls
+    """Convert booleans to one byte each, which the caller packs into bits."""
+    data, nulls = source(buf), 0
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at = starts[i]
+            marker = byte(data, at) if at >= 0 else NIL
+            if marker == NIL:
+                out[i], valid[i] = 0, 0
+                nulls += 1
+            elif marker == 0xC2 or marker == 0xC3:
+                out[i], valid[i] = marker - 0xC2, 1
+            else:
+                return i, WRONG_TYPE, nulls
     return -1, FITS, nulls
 
 
-@inlined
 def bytes_of(buf: Bytes, at: int) -> tuple[int, int]:
-    """Offset and length of the content of a str or bin value; the length is -1 for anything else."""
+    """Return offset and length of the content of a str or bin value; the length is -1 for any other value."""
     marker = byte(buf, at)
     if 0xA0 <= marker <= 0xBF:
         return at + 1, marker & 0x1F
@@ -194,93 +197,93 @@ def bytes_of(buf: Bytes, at: int) -> tuple[int, int]:
     return at, -1
 
 
-@kernel
 def bytes_lengths(buf: Bytes, starts: Starts, offsets: Starts, valid: Bytes) -> tuple[int, int, int]:
-    """Fills the Arrow offsets of a str or bin column."""
-    nulls = total = 0
+    """Set the Arrow offsets of a column of str or bin values."""
+    data, nulls, total = source(buf), 0, 0
     offsets[0] = 0
-    for i in range(starts.shape[0]):
-        at = int(starts[i])
-        if at < 0 or byte(buf, at) == NIL:
-            valid[i] = 0
-            nulls += 1
-        else:
-            _, length = bytes_of(buf, at)
-            if length < 0:
-                return i, WRONG_TYPE, nulls
-            valid[i] = 1
-            total += length
-            if total > OFFSET_MAX:
-                return i, COLUMN_FULL, nulls
-        offsets[i + 1] = total
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at = starts[i]
+            if at < 0 or byte(data, at) == NIL:
+                valid[i] = 0
+                nulls += 1
+            else:
+                _, length = bytes_of(data, at)
+                if length < 0:
+                    return i, WRONG_TYPE, nulls
+                valid[i] = 1
+                total += length
+                if total > OFFSET_MAX:
+                    return i, COLUMN_FULL, nulls
+            offsets[i + 1] = total
     return -1, FITS, nulls
 
 
-COPY_ROOM = 32
-"""Bytes behind the last value that the copying kernels may write to: short values are copied whole words at a time."""
-
-
-@inlined
-def copy_value(buf: Bytes, source: int, length: int, out: Bytes, target: int) -> None:
-    """Copies `length` bytes; `out` has COPY_ROOM bytes behind them."""
-    if length <= COPY_ROOM and source + COPY_ROOM <= buf.size:
-        copy32(out, target, buf, source)
+def copy_value(buf: Bytes, end: int, start: int, length: int, out: Bytes, at: int) -> None:
+    """Copy `length` bytes of a buffer that ends at `end`; `out` has COPY_ROOM bytes after them."""
+    if length <= COPY_ROOM and start + COPY_ROOM <= end:
+        copy32(out, at, buf, start)
     else:
-        copy(out, target, buf, source, length)
+        copy(out, at, buf, start, length)
 
 
-@kernel
 def bytes_copy(buf: Bytes, starts: Starts, offsets: Starts, out: Bytes) -> None:
-    """Copies the contents to where `bytes_lengths` put them."""
-    for i in range(starts.shape[0]):
-        length = int(offsets[i + 1]) - int(offsets[i])
-        if length:
-            source, _ = bytes_of(buf, int(starts[i]))
-            copy_value(buf, source, length, out, int(offsets[i]))
+    """Copy the content of each value to the offset that `bytes_lengths` assigned."""
+    data, end, texts = source(buf), buf.shape[0], target(out)
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at, length = offsets[i], offsets[i + 1] - offsets[i]
+            if length:
+                start, _ = bytes_of(data, starts[i])
+                copy_value(data, end, start, length, texts, at)
 
 
-@kernel
 def span_copy(buf: Bytes, starts: Cells, offsets: Starts, out: Bytes) -> None:
-    """Copies raw spans of the buffer, for columns that keep MessagePack."""
-    for i in range(starts.shape[0]):
-        length = int(offsets[i + 1]) - int(offsets[i])
-        if length:
-            copy_value(buf, int(starts[i]), length, out, int(offsets[i]))
+    """Copy spans of the buffer unchanged, for columns of MessagePack."""
+    data, end, spans = source(buf), buf.shape[0], target(out)
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at, length = offsets[i], offsets[i + 1] - offsets[i]
+            if length:
+                copy_value(data, end, starts[i], length, spans, at)
 
 
-@kernel
 def value_ends(buf: Bytes, starts: Starts, ends: Cells) -> None:
-    """Where each value ends; -1 where there is none."""
-    for i in range(starts.shape[0]):
-        ends[i] = value_end(buf, int(starts[i]), buf.shape[0]) if starts[i] >= 0 else -1
+    """Set `ends` to the end offset of each value; -1 for a missing value."""
+    data, end = source(buf), buf.shape[0]
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            ends[i] = value_end(data, starts[i], end) if starts[i] >= 0 else -1
 
 
-ARRAY_HEADER_SIZE = 5
+def gather_extra(buf: Bytes, starts: Starts, ends: Cells, out: Bytes, begins: Cells, finishes: Cells) -> int:
+    """Write the values in buf[starts[i]:ends[i]] as one MessagePack array per row, from begins[i] to finishes[i].
+
+    Return the number of the first row whose values are not whole, or -1.
+    """
+
+    data, arrays, to = source(buf), target(out), 0
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            start, end, count = starts[i], ends[i], 0
+            if start < 0:
+                begins[i], finishes[i] = -1, -1
+                continue
+            begins[i] = to
+            at = start
+            while at < end:
+                count += 1
+                at = value_end(data, at, end)
+                if at < 0:
+                    return i
+            to = put_big(arrays, poke(arrays, to, 0xDD), count, 4)
+            to = copy(arrays, to, data, start, end - start)
+            finishes[i] = to
+    return -1
 
 
-@kernel
-def gather_extra(buf: Bytes, starts: Starts, ends: Cells, out: Bytes, begins: Cells, finishes: Cells) -> None:
-    """Writes the values of buf[starts[i]:ends[i]] as one MessagePack array per row to `out`, and where they are."""
-    to = 0
-    for i in range(starts.shape[0]):
-        if starts[i] < 0:
-            begins[i], finishes[i] = -1, -1
-            continue
-        begins[i] = to
-        count, at, end = 0, int(starts[i]), int(ends[i])
-        while at < end:
-            count += 1
-            at = value_end(buf, at, end)
-        to = poke(out, to, 0xDD)
-        for k in range(4):
-            to = poke(out, to, (count >> (24 - 8 * k)) & 0xFF)
-        to = copy(out, to, buf, int(starts[i]), end - int(starts[i]))
-        finishes[i] = to
-
-
-@inlined
 def extension(buf: Bytes, at: int) -> tuple[int, int, int]:
-    """Type, offset and length of the data of an extension value; the length is -1 for anything else."""
+    """Return type, data offset and data length of an extension value; the length is -1 for any other value."""
     marker = byte(buf, at)
     if 0xD4 <= marker <= 0xD8:
         return byte(buf, at + 1), at + 2, 1 << (marker - 0xD4)
@@ -293,81 +296,88 @@ def extension(buf: Bytes, at: int) -> tuple[int, int, int]:
     return 0, at, -1
 
 
-@inlined
 def is_decimal(buf: Bytes, at: int) -> bool:
     code, _, length = extension(buf, at)
     return length >= 0 and code == ExtensionType.DECIMAL
 
 
-HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+def hex_digits(value: int) -> int:
+    """Return the 8 hexadecimal digits of 4 bytes, both as little-endian words.
+
+    Without branches: which digits are letters is unpredictable.
+    """
+    spread = (value | value << 16) & PAIRS_APART
+    spread = (spread | spread << 8) & BYTES_APART
+    nibbles = (spread >> 4 | spread << 8) & NIBBLES
+    letters = ((nibbles + 6 * ONES) >> 4) & ONES
+    return nibbles + 0x30 * ONES + 0x27 * letters
 
 
-@kernel
 def uuid_column(buf: Bytes, starts: Starts, offsets: Starts, out: Bytes, valid: Bytes) -> tuple[int, int, int]:
-    """UUIDs as their 36 characters; `out` has room for all rows."""
-    nulls = to = 0
+    """Convert UUIDs to text of 36 characters; `out` has room for all rows."""
+    data, texts, nulls, to = source(buf), target(out), 0, 0
     offsets[0] = 0
-    for i in range(starts.shape[0]):
-        at = int(starts[i])
-        if at < 0 or byte(buf, at) == NIL:
-            valid[i] = 0
-            nulls += 1
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at = starts[i]
+            if at < 0 or byte(data, at) == NIL:
+                valid[i] = 0
+                nulls += 1
+                offsets[i + 1] = to
+                continue
+            code, content, length = extension(data, at)
+            if code != ExtensionType.UUID or length != 16:
+                return i, WRONG_TYPE, nulls
+            middle = hex_digits(little32(data, content + 4))
+            after = hex_digits(little32(data, content + 8))
+            poke64(texts, to, hex_digits(little32(data, content)))
+            poke64(texts, to + 9, middle)
+            poke64(texts, to + 14, middle >> 32)  # each write overwrites the excess bytes of the previous one
+            poke64(texts, to + 19, after)
+            poke64(texts, to + 24, after >> 32)
+            poke64(texts, to + 28, hex_digits(little32(data, content + 12)))
+            for dash in range(8, 24, 5):
+                poke(texts, to + dash, 0x2D)
+            to += 36
+            valid[i] = 1
             offsets[i + 1] = to
-            continue
-        code, data, length = extension(buf, at)
-        if code != ExtensionType.UUID or length != 16:
-            return i, WRONG_TYPE, nulls
-        for k in range(16):
-            if k == 4 or k == 6 or k == 8 or k == 10:
-                to = poke(out, to, 0x2D)
-            value = byte(buf, data + k)
-            to = poke(out, to, byte(HEX, value >> 4))
-            to = poke(out, to, byte(HEX, value & 15))
-        valid[i] = 1
-        offsets[i + 1] = to
     return -1, FITS, nulls
 
 
-SECONDS_MAX = (2**63 - 1) // 1_000_000 - 2
-NANOSECONDS_END = 2_000_000_000
-"""A server accepts leap seconds: nanoseconds up to twice a second."""
-
-
-@kernel
 def datetime_column(buf: Bytes, starts: Starts, out: Cells, valid: Bytes) -> tuple[int, int, int]:
-    """Microseconds since 1970 UTC; the zone of the value is not part of the moment."""
-    nulls = 0
-    for i in range(starts.shape[0]):
-        at = int(starts[i])
-        if at < 0 or byte(buf, at) == NIL:
-            out[i], valid[i] = 0, 0
-            nulls += 1
-            continue
-        code, data, length = extension(buf, at)
-        if code != ExtensionType.DATETIME or (length != 8 and length != 16):
-            return i, WRONG_TYPE, nulls
-        seconds = int(np.uint64(little64(buf, data)).view(np.int64))
-        rest = int(np.uint64(little64(buf, data + 8)).view(np.int64)) if length == 16 else 0
-        nanoseconds = ((rest & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
-        if nanoseconds < 0 or nanoseconds >= NANOSECONDS_END:
-            return i, WRONG_TYPE, nulls
-        if seconds > SECONDS_MAX or seconds < -SECONDS_MAX:
-            return i, OUT_OF_RANGE, nulls
-        out[i], valid[i] = seconds * 1_000_000 + nanoseconds // 1000, 1
+    """Convert datetimes to microseconds since 1970 UTC, without their time zone."""
+    data, nulls = source(buf), 0
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at = starts[i]
+            if at < 0 or byte(data, at) == NIL:
+                out[i], valid[i] = 0, 0
+                nulls += 1
+                continue
+            code, content, length = extension(data, at)
+            if code != ExtensionType.DATETIME or (length != 8 and length != 16):
+                return i, WRONG_TYPE, nulls
+            seconds = signed(little64(data, content))
+            rest = signed(little64(data, content + 8)) if length == 16 else 0
+            nanoseconds = signed32(rest)
+            if nanoseconds < 0 or nanoseconds >= NANOSECONDS_END:
+                return i, WRONG_TYPE, nulls
+            if seconds > SECONDS_MAX or seconds < -SECONDS_MAX:
+                return i, OUT_OF_RANGE, nulls
+            out[i], valid[i] = seconds * 1_000_000 + nanoseconds // 1000, 1
     return -1, FITS, nulls
 
 
-@inlined
-def decimal_digits(buf: Bytes, at: int, digits: Bytes) -> tuple[int, int, bool, int]:
-    """(number of significant digits, scale, is negative, what) of the decimal at `at`, digits into `digits`."""
-    code, data, length = extension(buf, at)
+def decimal_digits(buf: Bytes, at: int, digits: Bytes, room: int) -> tuple[int, int, bool, int]:
+    """Decode the decimal at `at` into `digits`; return digit count, scale, True if negative, and FITS or why not."""
+    code, content, length = extension(buf, at)
     if code != ExtensionType.DECIMAL or length < 2:
         return 0, 0, False, WRONG_TYPE
-    end = data + length
-    at = value_end(buf, data, end)
+    end = content + length
+    at = value_end(buf, content, end)
     if at < 0 or at >= end:
         return 0, 0, False, WRONG_TYPE
-    scale, what = read_int(buf, data)
+    scale, what = read_int(buf, content)
     if what != FITS:
         return 0, 0, False, WRONG_TYPE
     count = 0
@@ -375,106 +385,100 @@ def decimal_digits(buf: Bytes, at: int, digits: Bytes) -> tuple[int, int, bool, 
         high, low, is_last = byte(buf, at) >> 4, byte(buf, at) & 15, at + 1 == end
         if high > 9 or (low > 9) != is_last:
             return 0, 0, False, WRONG_TYPE
-        if count + 2 > digits.size:
+        if count + 2 > room:
             return 0, 0, False, TOO_PRECISE
         if count or high:
-            digits[count] = high
-            count += 1
+            count = poke(digits, count, high)
         if not is_last and (count or low):
-            digits[count] = low
-            count += 1
+            count = poke(digits, count, low)
         at += 1
-    if scale < -DECIMAL_EXPONENT_MAX or scale > DECIMAL_EXPONENT_MAX + digits.size:
+    if scale < -DECIMAL_EXPONENT_MAX or scale > DECIMAL_EXPONENT_MAX + room:
         return 0, 0, False, TOO_PRECISE
     sign = byte(buf, end - 1) & 15
     return count, scale, sign == 0xB or sign == 0xD, FITS
 
 
-@inlined
 def whole_digits(buf: Bytes, at: int, digits: Bytes) -> tuple[int, int, bool, int]:
-    """Like `decimal_digits`, for MessagePack integers."""
-    rest, negative = np.uint64(0), False
+    """Decode the integer at `at` as `decimal_digits` does."""
+    rest, negative = word(0), False
     if byte(buf, at) == 0xCF:
-        rest = np.uint64(big64(buf, at + 1))
+        rest = big64(buf, at + 1)
     else:
         value, what = read_int(buf, at)
         if what != FITS:
             return 0, 0, False, what
         negative = value < 0
-        rest = np.uint64(-value) if negative else np.uint64(value)
+        rest = word(-(value + 1)) + 1 if negative else word(value)
     count = 0
-    while rest > np.uint64(0):
-        digits[count] = rest % np.uint64(10)
-        rest = rest // np.uint64(10)
-        count += 1
+    while rest > 0:
+        count = poke(digits, count, rest % 10)
+        rest = rest // 10
     for k in range(count // 2):
-        digits[k], digits[count - 1 - k] = digits[count - 1 - k], digits[k]
+        first, last = byte(digits, k), byte(digits, count - 1 - k)
+        poke(digits, k, last)
+        poke(digits, count - 1 - k, first)
     return count, 0, negative, FITS
 
 
-@kernel
 def decimal_kinds(buf: Bytes, starts: Starts, digits: Bytes) -> tuple[int, int]:
-    """Whether all values are decimals or whole numbers. `digits` is DIGITS_ROOM bytes to work in."""
-    for i in range(starts.shape[0]):
-        at = int(starts[i])
-        if at < 0 or byte(buf, at) == NIL:
-            continue
-        _, what = read_int(buf, at)
-        if what == WRONG_TYPE:
-            _, _, _, what = decimal_digits(buf, at, digits)
-            if what != FITS:
-                return i, what
+    """Check that all values are valid decimals or integers. `digits` is scratch space of DIGITS_ROOM bytes."""
+    data, found, room = source(buf), target(digits), digits.shape[0]
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at = starts[i]
+            if at < 0 or byte(data, at) == NIL:
+                continue
+            _, what = read_int(data, at)
+            if what == WRONG_TYPE:
+                _, _, _, what = decimal_digits(data, at, found, room)
+                if what != FITS:
+                    return i, what
     return -1, FITS
 
 
-DECIMAL_DIGITS_MAX = 38
-DIGITS_ROOM = 80
-LOW32, SHIFT32, TEN = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(10)
+def times_ten_plus(high: int, low: int, digit: int) -> tuple[int, int]:
+    """Return `value * 10 + digit` for a value below 10^37, both in two halves of 64 bits."""
+    tens = word(low * 10)
+    units = word(tens + digit)
+    carry = high_product(low, 10) + (1 if units < tens else 0)
+    return high * 10 + carry, units
 
 
-@inlined
-def times_ten_plus(high: np.uint64, low: np.uint64, digit: int) -> tuple[np.uint64, np.uint64]:
-    """128-bit `value * 10 + digit` in two halves."""
-    part0 = (low & LOW32) * TEN + np.uint64(digit)
-    part1 = (low >> SHIFT32) * TEN + (part0 >> SHIFT32)
-    return high * TEN + (part1 >> SHIFT32), ((part1 & LOW32) << SHIFT32) | (part0 & LOW32)
-
-
-@kernel
 def decimal128_column(
-    buf: Bytes, starts: Starts, scale: int, out: NDArray[np.uint64], valid: Bytes, digits: Bytes
+    buf: Bytes, starts: Starts, scale: int, out: Words, valid: Bytes, digits: Bytes
 ) -> tuple[int, int, int]:
-    """Decimals and whole numbers as 128-bit integers in units of 10^-scale, low half first.
+    """Convert decimals and integers to 128-bit integers in units of 10^-scale, low half first.
 
-    `digits` is DIGITS_ROOM bytes to work in.
+    `digits` is scratch space of DIGITS_ROOM bytes.
     """
-    nulls = 0
-    for i in range(starts.shape[0]):
-        at = int(starts[i])
-        out[2 * i], out[2 * i + 1] = 0, 0
-        if at < 0 or byte(buf, at) == NIL:
-            valid[i] = 0
-            nulls += 1
-            continue
-        count, own_scale, negative, what = whole_digits(buf, at, digits)
-        if what == WRONG_TYPE:
-            count, own_scale, negative, what = decimal_digits(buf, at, digits)
-        if what != FITS:
-            return i, what, nulls
-        valid[i] = 1
-        while own_scale > scale and count and digits[count - 1] == 0:
-            count, own_scale = count - 1, own_scale - 1
-        if count == 0:
-            continue
-        if own_scale > scale or count + scale - own_scale > DECIMAL_DIGITS_MAX:
-            return i, TOO_PRECISE, nulls
-        high, low = np.uint64(0), np.uint64(0)
-        for k in range(count + scale - own_scale):
-            high, low = times_ten_plus(high, low, int(digits[k]) if k < count else 0)
-        if negative:  # not zero, so one of the halves takes the 1 without overflowing
-            if low == np.uint64(0):
-                high = ~high + np.uint64(1)
-            else:
-                high, low = ~high, ~low + np.uint64(1)
-        out[2 * i], out[2 * i + 1] = low, high
+    data, found, room, nulls = source(buf), target(digits), digits.shape[0], 0
+    with cython.nogil:
+        for i in range(starts.shape[0]):
+            at = starts[i]
+            out[2 * i], out[2 * i + 1] = 0, 0
+            if at < 0 or byte(data, at) == NIL:
+                valid[i] = 0
+                nulls += 1
+                continue
+            count, own_scale, negative, what = whole_digits(data, at, found)
+            if what == WRONG_TYPE:
+                count, own_scale, negative, what = decimal_digits(data, at, found, room)
+            if what != FITS:
+                return i, what, nulls
+            valid[i] = 1
+            while own_scale > scale and count and byte(found, count - 1) == 0:
+                count, own_scale = count - 1, own_scale - 1
+            if count == 0:
+                continue
+            if own_scale > scale or count + scale - own_scale > DECIMAL_DIGITS_MAX:
+                return i, TOO_PRECISE, nulls
+            high, low = word(0), word(0)
+            for k in range(count + scale - own_scale):
+                high, low = times_ten_plus(high, low, byte(found, k) if k < count else 0)
+            if negative:  # the value is not 0, so its complement plus 1 fits
+                if low == 0:
+                    high = word(~high + 1)
+                else:
+                    high, low = word(~high), word(~low + 1)
+            out[2 * i], out[2 * i + 1] = low, high
     return -1, FITS, nulls

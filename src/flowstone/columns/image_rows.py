@@ -16,6 +16,7 @@ from flowstone.columns.arrow_columns import text_array
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.scan_kernels import scan_images
 from flowstone.iproto.slab import Slab
 
 Images = Literal["ops", "post", "full"]
@@ -31,7 +32,7 @@ def with_images(slab: Slab, rows: Cells, *, preimages: bool) -> tuple[Slab, Cell
     The rows are changes of user spaces. If a row replaced a tuple and `preimages` is set, the old tuple comes first.
     """
     images: Cells = np.empty((scan.IMAGE_LINES, len(rows)), np.int64)
-    scan.scan_images(slab.buf, slab.cells, rows, images)
+    scan_images(slab.buf, slab.cells, rows, images)
     old_at, old_end, new_at, new_end = images
     kinds = slab.cells[scan.TYPE, rows]
     # INSERT and REPLACE carry the new tuple themselves.

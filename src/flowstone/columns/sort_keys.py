@@ -1,8 +1,8 @@
 """Encode the primary keys of many tuples or requests as bytes that sort in the order of the server.
 
 Pure: Arrow arrays of MessagePack in, an array of keys out. The bytes are the concatenated encodings of the parts
-(`box/engine/key_encoding.py`), whatever the type of the index: equal keys have equal bytes, and no key is a prefix of
-another. A kernel encodes the common types of parts; the plain encoders handle the rest.
+(`box/engine/key_encoding.py`), for every type of index: equal keys have equal bytes, and no key is a prefix of another.
+A kernel encodes the common types of parts; the plain encoders handle the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from flowstone.box.definitions import IndexPart, SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.collation import Collation, read_collation
 from flowstone.box.engine.key_encoding import Encoder, encoder
-from flowstone.box.engine.key_kernels import (
+from flowstone.box.engine.key_kernels import encode_keys
+from flowstone.box.engine.key_parts import (
     FIXED_SIZE_MAX,
     PART_BINARY,
     PART_BOOLEAN,
@@ -29,7 +30,6 @@ from flowstone.box.engine.key_kernels import (
     PART_SCALAR,
     PART_STRING,
     PART_UUID,
-    encode_keys,
 )
 from flowstone.box.engine.paths import find, parse_path
 from flowstone.errors import FlowstoneError
@@ -70,7 +70,7 @@ def sort_keys(
 def sort_keys_of_keys(
     space: SpaceDefinition, keys: pa.Array, collations: Mapping[int, Collation] | None = None
 ) -> pa.BinaryArray:
-    """Return the sort keys of the keys in UPDATE and DELETE requests, which are those of the primary index."""
+    """Return the sort keys of the keys in UPDATE and DELETE requests, which are keys of the primary index."""
     return _encode(space, keys, of_requests=True, collations=collations)
 
 
@@ -102,6 +102,8 @@ def _encode(
 
 def _kinds(parts: tuple[IndexPart, ...], collations: Mapping[int, Collation] | None) -> Cells | None:
     """Return the kinds of the parts for the kernel, or None if it cannot encode any tuple."""
+    if len({part.field for part in parts}) < len(parts):
+        return None  # servers reject two parts on one field, but files may have them, and the kernel has no room for it
     for part in parts:
         if part.type not in _KINDS or part.path is not None or part.is_nullable:
             return None
@@ -111,7 +113,7 @@ def _kinds(parts: tuple[IndexPart, ...], collations: Mapping[int, Collation] | N
 
 
 def _compiled(values: pa.Array, fields: Cells, kinds: Cells) -> tuple[pa.BinaryArray, Bytes]:
-    """Return the keys, null for each that the kernel did not encode, and flags for those that it did."""
+    """Return the keys, and a flag for each key that the kernel has encoded; the other keys are null."""
     count = len(values)
     offsets, buf = _layout(values)
     texts = 2 * int(offsets[-1] - offsets[0]) if _HAVE_TEXT.intersection(kinds.tolist()) else 0
@@ -157,7 +159,7 @@ def _plain_key(space: SpaceDefinition, encode: Callable[[Any], bytes], raw: byte
     except (TarantoolError, MessagePackError, AttributeError, TypeError, ValueError) as error:
         raise WrongKey(
             f"space {space.name!r}: {raw[:32].hex()} does not fit its primary key: {error}",
-            hint="check whether it was written under another definition of the space",
+            hint="check whether the row was written under another definition of the space",
         ) from error
 
 

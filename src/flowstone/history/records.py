@@ -1,7 +1,7 @@
 """Decoded rows, one at a time, with the definition of their space: the input of the readable formats.
 
-Takes pieces from `Reading`. Names are those in force at the row. This is the slow path: writers format `strips` of rows
-as columns, and use records only for rows with rare content.
+Takes pieces from `Reading`. Names of spaces and fields are the names in force at the row. This is the slow path:
+writers format `strips` of rows as columns, and use records only for rows with rare content.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hides password hashes in output: rewrites rows of `_user` before they are formatted.
 
-To a client of the protocol a hash is as good as the password. Works on pieces, so that it covers every format. For
-display only: rows that are replayed or archived are never rewritten. Only harmless data of a user is kept: numbers, its
-name, its type, and the key of the request.
+A client of the protocol can log in with the hash alone. Works on pieces, so that it covers every format. For display
+only: rows that are replayed or archived are never rewritten. Only harmless data of a user is kept: numbers, its name,
+its type, and the key of the request.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from flowstone.errors import RemoteProtocolError
 from flowstone.history.log_reading import Piece
 from flowstone.history.selection import Mask
+from flowstone.iproto import row_scanner
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack, unpack, unpack_body
@@ -72,7 +73,7 @@ def _rewritten(slab: Slab, secret: Mask) -> Slab:
         parts.append(part)
     payload = b"".join(parts)
     buf: Bytes = np.frombuffer(payload, np.uint8)
-    cells = rows_of.scan(buf, np.array([[0, len(payload)]], np.int64)).cells
+    cells = row_scanner.scan(buf, np.array([[0, len(payload)]], np.int64)).cells
     cells[rows_of.SPAN] = slab.cells[rows_of.SPAN]
     return Slab(slab.path, payload, buf, cells, slab.offsets, slab.skipped)
 

@@ -59,7 +59,7 @@ class Settling:
 
     @property
     def pending(self) -> int:
-        """Number of rows in pending transactions, including those whose verdict may be missing from the log."""
+        """Number of rows in pending transactions, including transactions whose verdict may be missing from the log."""
         return self._given_up + self._waiting()
 
     @property

@@ -80,7 +80,7 @@ class Datetime:
     def from_datetime(cls, moment: datetime.datetime) -> Datetime:
         """Return the same moment, with its offset from UTC in whole minutes; the name of the zone is lost.
 
-        Raise LocalProtocolError for a datetime without a timezone: the moment it stands for is unknown.
+        Raise LocalProtocolError for a datetime without a timezone, because it does not define a moment.
         """
         offset = moment.utcoffset()
         if offset is None:
@@ -118,8 +118,8 @@ class Datetime:
 def _civil(days: int) -> tuple[int, int, int]:
     """Return year, month and day of a day counted from 1970-01-01 (proleptic Gregorian), for any year.
 
-    Dates of the standard library end at year 9999, those of a server at 5879611. The Gregorian calendar repeats every
-    400 years, so the day is moved into the range of the library.
+    Dates of the standard library end at year 9999, a server's dates end at year 5879611. The Gregorian calendar repeats
+    every 400 years, so the day is moved into the range of the library.
     """
     cycles, rest = divmod(days, 146097)
     date = datetime.date(1970, 1, 1) + datetime.timedelta(days=rest)

@@ -37,7 +37,7 @@ from flowstone.iproto.extensions import (
     encode_interval,
 )
 from flowstone.iproto.limits import NESTING_MAX
-from flowstone.iproto.scan import skip_value
+from flowstone.iproto.scan_kernels import skip_value
 
 
 class MessagePackError(RemoteProtocolError):

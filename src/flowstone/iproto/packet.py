@@ -47,7 +47,7 @@ class Response:
         return unpack_body(self.body)
 
     def error(self) -> TarantoolError:
-        """Return the error of an error packet, with its stack if the server sent a readable one."""
+        """Return the error of an error packet, with its error stack if the server sent a valid one."""
         body = unpack_body(self.body)
         message = body.get(Key.ERROR_24)
         return error_of(self.type - TYPE_ERROR, message if isinstance(message, str) else "", _stack(body))

@@ -52,7 +52,7 @@ class Row(msgspec.Struct, gc=False):
         return bool(self.flags & COMMIT)
 
     def encode(self) -> bytes:
-        """Return the bytes that the row was read from, or else those that a real server would write."""
+        """Return the bytes that the row was read from, or otherwise the bytes that a real server would write."""
         return self.raw or encode_header(self) + self.body
 
 

@@ -46,7 +46,7 @@ class Slab:
         return {number: int(lsns[replica_ids == number].max()) for number in np.unique(replica_ids).tolist()}
 
     def rows(self, selected: Cells | None = None) -> Iterator[Row]:
-        """Yield the rows as objects: all, or those with the numbers `selected`."""
+        """Yield the rows as objects: all rows, or the rows with the numbers `selected`."""
         cells = self.cells if selected is None else self.cells[:, selected]
         payload = self.payload
         lines = (

@@ -104,10 +104,11 @@ def _is_uri(text: str) -> bool:
 
 
 def _refuse_list(text: str) -> None:
-    """Raise UriError if `text` is several addresses. As one, all but the last would be taken for a password.
+    """Raise UriError if `text` lists several addresses. Parsed as a single URI, all addresses but the last would become
+    part of a password.
 
-    The error shows what would be read as user, host and port. It does not show the single addresses: if the text is one
-    address after all, they are parts of its password.
+    The error shows what would be read as user, host and port. The error does not show the addresses in the text: if the
+    text is a single address, they are parts of its password.
     """
     parts = text.split(",")
     if not all(map(_is_uri, parts)):

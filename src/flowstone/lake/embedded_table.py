@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, pairwise
 from os import cpu_count
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +29,7 @@ from deltalake.transaction import (
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.columns.sort_keys import sort_keys
+from flowstone.lake.misfits import MisfitRows
 from flowstone.lake.row_changes import (
     NO_STATES,
     FileShare,
@@ -73,6 +74,9 @@ from flowstone.lake.table_schema import (
 )
 from flowstone.replication.vclock import VClock
 
+if TYPE_CHECKING:
+    from flowstone.lake.quarantine import Quarantine
+
 CHECKPOINT_INTERVAL: Final = 20
 """Commits between two checkpoints of a table's log."""
 
@@ -108,6 +112,8 @@ class EmbeddedTable:
         self.storage = TableFiles(path, dict(storage_options))
         self._delta = delta
         self._threads = threads or cpu_count() or 1
+        self.quarantine: Quarantine | None = None
+        """The quarantine for misfits; without a quarantine, a misfit is an error."""
         self._forget()
 
     @classmethod
@@ -221,20 +227,22 @@ class EmbeddedTable:
         return self._commit(done, turn, {uuid: position})
 
     def _merge_file(self, turn: _Turn, changes: RowChanges, entry: FileEntry | None, share: FileShare) -> _Rewritten:
-        upserts = changes.upserts(turn.schema, share.home.start, share.home.stop)
+        upserts = changes.upserts(turn.schema, share.home.start, share.home.stop, turn.misfits)
         touched = changes.keys.slice(share.touched.start, len(share.touched))
         kept = turn.schema.file_schema.empty_table()
         deletes = 0
         if entry is not None:
             if not upserts.num_rows and not turn.is_total and not self._has_any(entry, touched):
                 return _Rewritten(None, [])
-            kept, gone = without_keys(turn.read(self.storage, entry), touched)
+            # Rows that do not stay are not rebuilt: in the new schema, their values may be misfits.
+            stored, gone = without_keys(turn.stored(self.storage, entry), touched)
             deletes = without_keys(gone, upserts.column(KEY.name))[0].num_rows
             if turn.replace:
-                kept, ended = turn.of_others(kept)
+                stored, ended = turn.of_others(stored)
                 deletes += ended.num_rows
                 if not (gone.num_rows or ended.num_rows or upserts.num_rows or turn.is_rewrite):
                     return _Rewritten(None, [])
+            kept = turn.rebuilt(stored)
         rows = turn.keyed(in_key_order([kept, upserts]))
         return _Rewritten(entry, self.storage.write_split(rows), None, upserts.num_rows, deletes)
 
@@ -257,11 +265,11 @@ class EmbeddedTable:
         self._expect(history=True)
         turn = self._turn(definition, uuid, replace is not None)
         new = RowStates(states, turn.prefix)
-        current = new.current(turn.schema)
+        current = new.current(turn.schema, turn.misfits)
         work = partial(self._end_in_file, turn, current, new.touched, replace)
         done = self._file_by_file(turn, work, *(SortedKeys(_keys(each)) for each in (current, new.touched)))
         former = [each.former for each in done if each.former is not None]
-        rows = in_key_order([*former, turn.keyed(new.former(turn.schema))])
+        rows = in_key_order([*former, turn.keyed(new.former(turn.schema, turn.misfits))])
         done.append(_Rewritten(None, self.storage.write_split(rows, False)))
         return self._commit([*done, *self._former_rewritten(turn)], turn, {uuid: position})
 
@@ -313,6 +321,14 @@ class EmbeddedTable:
         done = self._each(self.entries, partial(turn.rewrite, self.storage))
         return self._commit(done, turn, {uuid: position})
 
+    def retype(self, types: tuple[tuple[str, str], ...]) -> Merged:
+        """Rebuild the columns from `_tuple` for other declared types, in one commit; no position changes."""
+        schema = replace(self.schema, types=types)
+        turn = _Turn(self.schema, schema, b"", misfits=self._new_misfits())
+        if not turn.is_rewrite:
+            return self.mark(schema)
+        return self._commit(self._each(self.entries, partial(turn.rewrite, self.storage)), turn, {})
+
     def drop(self, position: VClock, uuid: str, moment: Moment) -> Merged:
         if self._has(position, uuid):
             return Merged(self.version, is_replay=True)
@@ -330,11 +346,11 @@ class EmbeddedTable:
     def take_in(
         self, schema: LakeSchema, written: Sequence[WrittenFile], position: VClock, uuid: str, moment: Moment | None
     ) -> Merged:
-        """Replace the rows of one replica set by those of these files; rows of other sets are kept.
+        """Replace the rows of one replica set by the rows of `written`; rows of other sets are kept.
 
         In a history, the former states of the set end at `moment`; without a moment they are removed.
         """
-        turn = _Turn(self.schema, schema, schema.prefix(uuid), replace=True)
+        turn = _Turn(self.schema, schema, schema.prefix(uuid), replace=True, misfits=self._new_misfits())
         if schema.history and moment is not None:
             nothing, current = SortedKeys(pa.array([], pa.binary())), schema.file_schema.empty_table()
             work = partial(self._end_in_file, turn, current, RowStates(NO_STATES, b"").touched, moment)
@@ -345,8 +361,9 @@ class EmbeddedTable:
 
     def files_of_set(self, schema: LakeSchema, uuid: str, target: TableFiles) -> list[WrittenFile]:
         """Write the rows of one replica set as files of another table."""
-        turn = _Turn(self.schema, schema, schema.prefix(uuid))
+        turn = _Turn(self.schema, schema, schema.prefix(uuid), misfits=self._new_misfits())
         done = self._each(self.entries, partial(turn.only_set, self.storage, target))
+        self._quarantine_misfits(turn, {})
         return [file for each in done for file in each.written]
 
     def mark(self, schema: LakeSchema) -> Merged:
@@ -401,7 +418,16 @@ class EmbeddedTable:
             )
 
     def _turn(self, definition: SpaceDefinition, uuid: str, is_replaced: bool = False) -> _Turn:
-        return _Turn(self.schema, self.schema.moved(definition), self.schema.prefix(uuid), is_replaced)
+        prefix, schema = self.schema.prefix(uuid), self.schema.moved(definition)
+        return _Turn(self.schema, schema, prefix, is_replaced, misfits=self._new_misfits())
+
+    def _new_misfits(self) -> MisfitRows | None:
+        return None if self.quarantine is None else MisfitRows()
+
+    def _quarantine_misfits(self, turn: _Turn, positions: Mapping[str, VClock]) -> None:
+        """Add the misfits of a commit to the quarantine before the commit, so that none is ever missing there."""
+        if self.quarantine is not None and turn.misfits:
+            self.quarantine.add(turn.misfits, positions, self.positions)
 
     def _file_by_file(
         self,
@@ -438,6 +464,7 @@ class EmbeddedTable:
         removed = [each.removed for each in done if each.removed is not None]
         written = [file for each in done for file in each.written]
         is_overwrite = turn.is_overwrite or turn.is_rewrite
+        self._quarantine_misfits(turn, positions)
         if not is_overwrite and turn.schema.note != self.schema.note:
             # No column shows this change: if the note is committed and the rows are not, readers still see correct
             # data.
@@ -459,6 +486,8 @@ class EmbeddedTable:
         except CommitFailedError as error:
             raise _another_writer(self.path, error) from None
         self._moved(positions)
+        if self.quarantine is not None and turn.is_rewrite:
+            self.quarantine.heal(self)
         upserts, deletes = sum(each.upserts for each in done), sum(each.deletes for each in done)
         return Merged(self.version, upserts, deletes, len(written), len(removed))
 
@@ -489,6 +518,8 @@ class _Turn:
     replace: bool = False
     """All rows of the written set are replaced."""
     is_overwrite: bool = False
+    misfits: MisfitRows | None = None
+    """Collects the misfits of the rows to write; None: a misfit is an error."""
 
     @cached_property
     def is_rewrite(self) -> bool:
@@ -502,12 +533,19 @@ class _Turn:
 
     def read(self, storage: TableFiles, entry: FileEntry) -> pa.Table:
         """Return the rows of a file in the new schema, with their old keys."""
-        rows = storage.read(entry.path, self.before.file_schema)
+        return self.rebuilt(self.stored(storage, entry))
+
+    def stored(self, storage: TableFiles, entry: FileEntry) -> pa.Table:
+        """Return the rows of a file in the old schema."""
+        return storage.read(entry.path, self.before.file_schema)
+
+    def rebuilt(self, rows: pa.Table) -> pa.Table:
+        """Return rows of the old schema in the new schema."""
         if self.schema.shows_as(self.before):
             return rows
         names = [each.name for each in HISTORY_FIELDS] if self.schema.history else []
         states = {name: rows.column(name).combine_chunks() for name in names}
-        return self.schema.rows(rows.column(KEY.name), rows.column(TUPLE.name), states)
+        return self.schema.rows(rows.column(KEY.name), rows.column(TUPLE.name), states, misfits=self.misfits)
 
     def keyed(self, rows: pa.Table) -> pa.Table:
         """Return the rows with their new keys, in order; key ranges of files may overlap afterwards."""
@@ -524,7 +562,7 @@ class _Turn:
         return joined.take(pc.sort_indices(joined.column(KEY.name)))
 
     def of_others(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Return the rows of the other replica sets, and those of the written set."""
+        """Return the rows of the other replica sets, and the rows of the written set."""
         if not self.prefix:
             return rows.slice(0, 0), rows
         prefixes = pc.binary_slice(rows.column(KEY.name), 0, SET_PREFIX_SIZE)
@@ -538,14 +576,15 @@ class _Turn:
 
     def without_set(self, storage: TableFiles, entry: FileEntry) -> _Rewritten:
         """Rewrite a file without the rows of the written set."""
-        kept, gone = self.of_others(self.read(storage, entry))
+        stored, gone = self.of_others(self.stored(storage, entry))
         if not gone.num_rows and not self.is_rewrite:
             return _Rewritten(None, [])
-        return _Rewritten(entry, storage.write_split(self.keyed(kept), entry.is_current), deletes=gone.num_rows)
+        kept = self.keyed(self.rebuilt(stored))
+        return _Rewritten(entry, storage.write_split(kept, entry.is_current), deletes=gone.num_rows)
 
     def only_set(self, storage: TableFiles, target: TableFiles, entry: FileEntry) -> _Rewritten:
         """Write the rows that a file has of the written set as files of another table."""
-        rows = self.keyed(self.of_others(self.read(storage, entry))[1])
+        rows = self.keyed(self.rebuilt(self.of_others(self.stored(storage, entry))[1]))
         return _Rewritten(None, target.write_split(rows, entry.is_current))
 
 

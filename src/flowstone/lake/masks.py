@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.columns import column_kernels as kernels
-from flowstone.columns.column_kernels import Starts
+from flowstone.columns.column_limits import Starts
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.msgpack import pack, unpack
@@ -40,7 +40,7 @@ class WrongMask(FlowstoneError):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """How one field of one space is masked."""
+    """The mask of one field of one space."""
 
     space: str
     field: str
@@ -175,7 +175,7 @@ class Masking:
             if number in key:
                 raise WrongMask(
                     f"field {mask.field!r} of space {space.name!r} is part of its primary key and cannot be masked",
-                    hint="rows are identified by it; omit the mask, or skip the space with --exclude",
+                    hint="the primary key identifies rows; omit the mask, or skip the space with --exclude",
                 )
             fields[number] = mask.kind
         return SpaceMask(tuple(sorted(fields.items())), self.salt) if fields else None
@@ -183,14 +183,14 @@ class Masking:
     def follow(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
         """Raise WrongMask if an alter would change which values are masked.
 
-        Values keep their field number whatever the field is called, so an alter may just have swapped the names.
+        Values keep their field number when a field is renamed, so an alter may just have swapped the names.
         """
         before, after = self.of(was), self.of(now)
         if before == after and (before is None or was.name == now.name):
             return
         if before is None or after is None or was.name != now.name:
             raise WrongMask(
-                f"space {was.name!r} was renamed to {now.name!r}, and --mask names one of them",
+                f"space {was.name!r} was renamed to {now.name!r}, and --mask names only one of these",
                 hint="mirror into a new lake with masks for the new name",
             )
         number, _ = min({*before.fields} ^ {*after.fields})

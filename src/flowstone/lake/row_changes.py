@@ -6,7 +6,7 @@ Pure: Arrow in, Arrow out. Input files and results are sorted by `_key`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flowstone.columns.arrow_columns import MOMENT
+from flowstone.lake.misfits import MisfitRows, Origins
 from flowstone.lake.table_files import KeyRange, SortedKeys
 from flowstone.lake.table_schema import KEY, LakeSchema, prefixed
 
@@ -29,6 +30,9 @@ STATE_COLUMNS: Final = {
     "_lsn": "lsn",
 }
 """Columns of a history, and the columns of `fold` from which they are filled."""
+
+ORIGIN_COLUMNS: Final = {"replica_id": "replica_id", "lsn": "lsn", "time": "commit_timestamp"}
+"""Columns of a misfit's origin, and the columns of `fold` from which they are filled."""
 
 NO_STATES: Final = pa.schema(
     [
@@ -45,29 +49,37 @@ NO_STATES: Final = pa.schema(
 
 @dataclass(frozen=True)
 class RowChanges:
-    """New tuples, ascending by `_key`, each key once; a null tuple is a deletion."""
+    """New tuples, ascending by `_key`, each key once; a null tuple is a deletion. `origins` are their changes."""
 
     keys: pa.Array
     tuples: pa.Array
+    origins: Origins = field(default_factory=dict)
 
     @classmethod
     def of(cls, folded: pa.Table, prefix: bytes) -> RowChanges:
         """Build changes from the result of `fold`, in any order."""
         keys = prefixed(prefix, folded.column("sort_key"))
         order = pc.sort_indices(keys)
-        return cls(keys.take(order), folded.column("tuple").combine_chunks().take(order))
+        origins = {
+            name: _column(folded, given).take(order)
+            for name, given in ORIGIN_COLUMNS.items()
+            if given in folded.schema.names
+        }
+        return cls(keys.take(order), folded.column("tuple").combine_chunks().take(order), origins)
 
     @cached_property
     def ordered(self) -> SortedKeys:
         return SortedKeys(self.keys)
 
-    def upserts(self, schema: LakeSchema, start: int, end: int) -> pa.Table:
+    def upserts(self, schema: LakeSchema, start: int, end: int, misfits: MisfitRows | None = None) -> pa.Table:
         """Return the rows to write for the changes `start` to `end`, without deletions."""
         keys, tuples = self.keys.slice(start, end - start), self.tuples.slice(start, end - start)
+        origins = {name: values.slice(start, end - start) for name, values in self.origins.items()}
         if tuples.null_count:
             there = tuples.is_valid()
             keys, tuples = keys.filter(there), tuples.filter(there)
-        return schema.rows(keys, tuples)
+            origins = {name: values.filter(there) for name, values in origins.items()}
+        return schema.rows(keys, tuples, misfits=misfits, origins=origins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +149,15 @@ class RowStates:
         firsts = self._states.filter(pa.array(self._is_first))
         return firsts.select([KEY.name, "commit_version", "commit_timestamp"])
 
-    def current(self, schema: LakeSchema) -> pa.Table:
+    def current(self, schema: LakeSchema, misfits: MisfitRows | None = None) -> pa.Table:
         """Return the last states of keys that still exist."""
-        return self._rows(schema, np.flatnonzero(~self._is_ended & self._is_there))
+        return self._rows(schema, np.flatnonzero(~self._is_ended & self._is_there), misfits)
 
-    def former(self, schema: LakeSchema) -> pa.Table:
+    def former(self, schema: LakeSchema, misfits: MisfitRows | None = None) -> pa.Table:
         """Return the states that later ones end."""
-        return self._rows(schema, np.flatnonzero(self._is_ended & self._is_there))
+        return self._rows(schema, np.flatnonzero(self._is_ended & self._is_there), misfits)
 
-    def _rows(self, schema: LakeSchema, places: Any) -> pa.Table:
+    def _rows(self, schema: LakeSchema, places: Any, misfits: MisfitRows | None) -> pa.Table:
         chosen = self._states.take(pa.array(places))
         ended = pa.array(self._is_ended[places])
         ends = self._states.take(pa.array(np.minimum(places + 1, max(len(self.keys) - 1, 0))))
@@ -154,7 +166,10 @@ class RowStates:
         for name, given in (("_valid_to", "commit_timestamp"), ("_to_version", "commit_version")):
             values = _column(ends, given).cast(fields[name])
             columns[name] = pc.if_else(ended, values, pa.scalar(None, fields[name]))
-        return schema.rows(_column(chosen, KEY.name), _column(chosen, "tuple"), columns)
+        origins = {name: _column(chosen, given) for name, given in ORIGIN_COLUMNS.items()}
+        return schema.rows(
+            _column(chosen, KEY.name), _column(chosen, "tuple"), columns, misfits=misfits, origins=origins
+        )
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:

@@ -94,8 +94,8 @@ class LakeTable(Protocol):
         """Upsert and delete the result of `fold` in one commit: `sort_key` once each; `tuple`, null for a deletion.
 
         With `replace`, these rows become the only rows of the set (for a truncation, or a new snapshot after a gap). If
-        `definition` has other columns or another primary key than the table, the same commit rewrites all rows; keys in
-        `folded` are then still those of the former definition. An empty `folded` only moves the position.
+        `definition` has other columns or another primary key than the table, the same commit rewrites all rows;
+        `folded` then still has keys of the former definition. An empty `folded` only moves the position.
         """
         ...
 
@@ -122,6 +122,13 @@ class LakeTable(Protocol):
         """Rebuild the columns from `_tuple` for another definition (fields, primary key), in one commit.
 
         If the definition changes no column and no key, only the note is written.
+        """
+        ...
+
+    def retype(self, types: tuple[tuple[str, str], ...]) -> Merged:
+        """Rebuild the columns from `_tuple` for other declared types (field name, type), in one commit.
+
+        Positions do not change.
         """
         ...
 
@@ -185,6 +192,6 @@ def is_replay(path: str, own: VClock | None, position: VClock) -> bool:
     if position <= own:
         return True
     raise LakeError(
-        f"{path} is at {own}, but the new rows end at {position}, which is neither before nor after it",
+        f"{path} is at {own}, but the new rows end at {position}, which is neither before nor after that",
         hint="the source has lost rows that the table has, or belongs to another replica set; mirror into a new lake",
     )

@@ -70,7 +70,7 @@ class SortedKeys:
         return self._bisect(lambda each: each < key)
 
     def place_behind(self, last: bytes) -> int:
-        """Return the place of the first key above `last`, of which only RANGE_BYTES are known."""
+        """Return the place of the first key above `last`. Only the first RANGE_BYTES bytes of `last` are known."""
         return self._bisect(lambda each: each[:RANGE_BYTES] <= last)
 
     def _bisect(self, is_before: Any) -> int:

@@ -1,8 +1,8 @@
 """The layout of a space's table: its columns, their names, and how tuples fill them.
 
 Pure: definitions, keys and tuples in, Arrow out. A table has the space's fields as typed columns for queries, and
-`_key` and `_tuple` as the exact data, from which all other columns can be rebuilt. The types of the columns are those
-of `columns/arrow_columns.py`.
+`_key` and `_tuple` as the exact data, from which all other columns can be rebuilt. `columns/arrow_columns.py` defines
+the types of the columns.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flowstone.box.definitions import SpaceDefinition
-from flowstone.columns.arrow_columns import MOMENT, Column, ColumnError, ColumnOptions, TypedDecoder
+from flowstone.box.definitions import FieldDefinition, SpaceDefinition
+from flowstone.columns.arrow_columns import MOMENT, Column, ColumnError, ColumnOptions, FieldMisfits, TypedDecoder
+from flowstone.columns.change_contract import spark_type
+from flowstone.columns.column_types import ColumnType
 from flowstone.columns.tuple_slabs import slab_of_tuples
 from flowstone.errors import FlowstoneError
+from flowstone.lake.misfits import MisfitRows, Origins
 from flowstone.text.row_table import UnknownColumn
 
 EXTRA: Final = pa.field("_extra", pa.string())
@@ -82,9 +85,10 @@ def column_names(space: SpaceDefinition) -> tuple[str, ...]:
 class LakeSchema:
     """The columns of the table of one space, and the other facts in its note. Picklable.
 
-    `sets` are the replica sets with rows in the table, `dropped` those whose space was dropped or renamed. `wanted`
-    limits the fields that have columns, by field name; `_key`, `_tuple` and `_extra` always exist. `renamed_to` is the
-    name under which the table continues.
+    `sets` are the replica sets with rows in the table, `dropped` the replica sets whose space was dropped or renamed.
+    `wanted` limits the fields that have columns, by field name; `_key`, `_tuple` and `_extra` always exist.
+    `renamed_to` is the name under which the table continues. `types` are declared types of columns, by field name; a
+    type that cannot hold its field is ignored.
     """
 
     space: SpaceDefinition
@@ -95,6 +99,7 @@ class LakeSchema:
     history: bool = False
     dropped: tuple[str, ...] = ()
     renamed_to: str | None = None
+    types: tuple[tuple[str, str], ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Decoders are not pickled; they are rebuilt on demand.
@@ -158,10 +163,15 @@ class LakeSchema:
         return ours == theirs
 
     @property
-    def _shown(self) -> list[tuple[str | None, str]]:
-        """The column (if any) and type of each field, because a name may move from one field to another."""
+    def _shown(self) -> list[tuple[str | None, str, ColumnType | None]]:
+        """The column (if any) and types of each field, because a name may move from one field to another."""
         named = zip(column_names(self.space), self.space.fields, strict=True)
-        return [(name if name in self.column_names else None, each.type) for name, each in named]
+        return [(name if name in self.column_names else None, each.type, self._declared(each)) for name, each in named]
+
+    def _declared(self, each: FieldDefinition) -> ColumnType | None:
+        text = dict(self.types).get(each.name)
+        kind = None if text is None else ColumnType.parse(text)
+        return kind if kind is not None and kind.holds(each.type) else None
 
     def has_keys_of(self, other: LakeSchema) -> bool:
         """Return True if both have the same primary key."""
@@ -171,29 +181,67 @@ class LakeSchema:
     @cached_property
     def _decoder(self) -> TypedDecoder:
         names = column_names(self.space)
-        columns = [Column(name, each.type) for name, each in zip(names, self.space.fields, strict=True)]
+        columns = [
+            Column(name, each.type, declared=self._declared(each))
+            for name, each in zip(names, self.space.fields, strict=True)
+        ]
         return TypedDecoder(columns, options=self.options, wanted=[*self.column_names, EXTRA.name])
+
+    def field_of(self, column: str) -> str:
+        """Return the name of a column's field; the column's own name if the field has none."""
+        return self.space.fields[column_names(self.space).index(column)].name or column
+
+    def field_type_of(self, column: str) -> str:
+        """Return the type of a column's field."""
+        return self.space.fields[column_names(self.space).index(column)].type
+
+    def spark_type_of(self, column: str) -> str:
+        """Return the type of a column in Spark's DDL."""
+        return spark_type(self.schema.field(column).type)
 
     def prefix(self, replicaset_uuid: str) -> bytes:
         """Return the prefix in `_key` before the sort keys of a replica set."""
         return UUID(replicaset_uuid).bytes if self.several_sets else b""
 
-    def rows(self, keys: pa.Array, tuples: pa.Array, states: dict[str, pa.Array] | None = None) -> pa.Table:
+    def rows(
+        self,
+        keys: pa.Array,
+        tuples: pa.Array,
+        states: dict[str, pa.Array] | None = None,
+        *,
+        misfits: MisfitRows | None = None,
+        origins: Origins | None = None,
+    ) -> pa.Table:
         """Return rows of `file_schema`. `keys` are values of `_key` including the prefix; no tuple is null.
 
-        `states` are the columns of HISTORY_FIELDS, for a history.
+        `states` are the columns of HISTORY_FIELDS, for a history. A value that does not fit its column raises
+        LakeError; with `misfits`, the value is null and is added to them. `origins` are the changes that wrote the
+        rows; None if the rows are only rebuilt.
         """
         keys, tuples = _whole(keys), _whole(tuples)
-        slab = slab_of_tuples(tuples, self.space.id, self.space.name)
-        try:
-            decoded = self._decoder.batch(slab, np.arange(len(slab), dtype=np.int64))
-        except ColumnError as error:
-            raise _with_key(error, self.space, keys, tuples, self._decoder) from None
+        decoded = self._decoded(keys, tuples, misfits, origins)
         found: dict[str, pa.Array] = {name: decoded.column(name) for name in decoded.schema.names}
         found |= {KEY.name: keys, TUPLE.name: tuples, **(states or {})}
         if self.several_sets:
             found[REPLICASET.name] = _sets_of(keys)
         return pa.Table.from_arrays([found[name] for name in self.file_schema.names], schema=self.file_schema)
+
+    def collect_misfits(self, keys: pa.Array, tuples: pa.Array, misfits: MisfitRows) -> None:
+        """Add the misfits of rows that exist."""
+        self._decoded(_whole(keys), _whole(tuples), misfits, None)
+
+    def _decoded(
+        self, keys: pa.Array, tuples: pa.Array, misfits: MisfitRows | None, origins: Origins | None
+    ) -> pa.RecordBatch:
+        slab = slab_of_tuples(tuples, self.space.id, self.space.name)
+        found: list[FieldMisfits] | None = None if misfits is None else []
+        try:
+            decoded = self._decoder.batch(slab, np.arange(len(slab), dtype=np.int64), found)
+        except ColumnError as error:
+            raise _with_key(error, self.space, keys, tuples, self._decoder) from None
+        if misfits is not None and found:
+            misfits.add(self, keys, tuples, found, origins)
+        return decoded
 
 
 def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:

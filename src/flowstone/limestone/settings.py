@@ -1,6 +1,6 @@
 """The settings of a datastore: its directory, its replicas, and what happens if replicas are lost.
 
-Pure. The caller passes the environment as a mapping; its variables are those of the original
+Pure. The caller passes the environment as a mapping; it has the variables of the original
 (`docs/spec/limestone.md#environment-variables`). Never connects, never opens a file.
 """
 

@@ -1,4 +1,6 @@
-"""Running instances and their conversations, on asyncio: what `replication/` and `box/` decide happens here.
+"""Running instances and their connections, on asyncio. This package executes what `replication/` and `box/` decide.
 
-Protocol rules live in the pure rooms below; the world is reached only through the `Outside` handed in.
+
+Protocol rules live in those pure packages. Disk, network and clock are used only through the `Outside` that is passed
+in.
 """

@@ -82,8 +82,8 @@ class Change:
 class SettledChange(Change):
     """A change that can no longer be rolled back, as a replica reports it, with the old and the new tuple.
 
-    `replica_id`, `lsn` and `timestamp` are those of the row. `old` is None for an insertion, `new` for a deletion. Two
-    more types, TRUNCATE and DROP, have neither: all tuples of the space are deleted.
+    `replica_id`, `lsn` and `timestamp` are taken from the row. `old` is None for an insertion, `new` for a deletion.
+    Two more types, TRUNCATE and DROP, have neither: all tuples of the space are deleted.
 
     Example:
         @replica.on_change

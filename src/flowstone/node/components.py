@@ -1,8 +1,8 @@
 """The components of a running node, started in order: lock, data, log, server, appliers, checkpoints.
 
-The data is that of the directory, or of a peer, or new. An instance with peers listens before it has data: peers need
-its ballot to choose the bootstrap leader (`docs/spec/replication.md#bootstrap-leader`). Every component that is started
-is pushed on an exit stack, which stops them in reverse order.
+The data comes from the directory or from a peer, or is created. An instance with peers listens before it has data:
+peers need its ballot to choose the bootstrap leader (`docs/spec/replication.md#bootstrap-leader`). Every component that
+is started is pushed on an exit stack, which stops them in reverse order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from flowstone.node.wal.recovery import (
     make_durable,
     recover,
 )
-from flowstone.node.warm_up import warm_up
 from flowstone.outside import Outside, Tls
 from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.limbo.queue import Pending
@@ -98,15 +97,12 @@ class Components:
         self.replication: Replication
         self.relays: Relays
         self._member: NodeSink
-        self._is_warm = False
 
     async def start(self) -> None:
         """Start all components. If an error is raised, the caller must close the stack."""
         outside = self._outside
         self.stack.enter_context(lock_directory(outside.disk, self._wal_dir))
         outside.disk.make_directory(self._memtx_dir)
-        if self._configuration.replication:
-            await self._warm_up()
         files = self._find_files()
         self._make_parts(await self._dialect(files), self._uuid_of(files))
         is_leader = await self._load(files)
@@ -146,7 +142,8 @@ class Components:
         return find_files(self._outside.disk, self._memtx_dir, self._wal_dir)
 
     async def _dialect(self, files: LogDirectory) -> Dialect:
-        """Return the dialect of the files; for new data that of the options, or of the first peer that answers."""
+        """Return the dialect of the files; for new data the dialect of the options, or of the first peer that
+        answers."""
         wanted = self._configuration.dialect
         found = dialect_of(files)
         if found is not None:
@@ -447,7 +444,6 @@ class Components:
             instance.listen = None
             return
         uri = listen_uri(configuration.listen)
-        await self._warm_up()
         try:
             await server.listen(uri.host, uri.port, tls=tls_of(configuration))
         except OSError as error:
@@ -455,11 +451,6 @@ class Components:
             raise CannotListen(f"cannot listen on {uri.address}: {reason}", hint=listen_hint(error)) from error
         instance.listen = replace(uri, port=server.port).address
         LOG.info("listening on %s%s", instance.listen, " with TLS" if configuration.ssl_cert_file else "")
-
-    async def _warm_up(self) -> None:
-        if not self._is_warm:
-            await self._outside.blocking(warm_up)
-            self._is_warm = True
 
 
 def listen_hint(error: OSError) -> str:

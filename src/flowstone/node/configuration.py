@@ -1,8 +1,8 @@
 """The options of a node: names, defaults and checks of `box.cfg`, and a few of our own.
 
 `Configuration` is the only table of options: command line, environment, configuration file, reloading and documentation
-are derived from its fields. Values are checked as Tarantool checks them, with the same errors (59); the same options
-can change while the node runs as in Tarantool (error 58 for others). This module applies no option.
+are derived from its fields. Values are checked as in Tarantool, with the same errors (59). The same options as in
+Tarantool can change while the node runs; for other options a change is error 58. This module applies no option.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from typing import Final
 
 SECONDS_BOUNDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""From the duration of a write to the page cache to that of a write to a failing disk."""
+"""Bucket bounds, from a write to the page cache to a write to a failing disk."""
 
 TYPES_MAX: Final = 128
 """Upper bound of request types (exclusive)."""
@@ -68,7 +68,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.operations = [0] * TYPES_MAX
-        """Executed requests by type, including those that were answered with an error."""
+        """Executed requests by type, including requests that were answered with an error."""
         self.errors = 0
         self.received_bytes = 0
         self.sent_bytes = 0

@@ -16,7 +16,8 @@ from flowstone.outside import Outside
 NO_ANSWER: Final = "the disk does not answer"
 
 FREE_SPACE_SECONDS: Final = 1.0
-"""Timeout for the free space, which usually takes microseconds. Short, so that it does not delay reports."""
+"""Timeout for the free space, which usually takes microseconds. The timeout is short, so that it does not delay
+reports."""
 
 USAGE_SECONDS: Final = 3.0
 """Timeout for the sizes of all files, of which there may be thousands. Shorter than usual timeouts of scrapers."""

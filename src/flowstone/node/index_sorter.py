@@ -13,13 +13,13 @@ LOOK_INTERVAL = 0.1
 """Seconds between two checks of the indexes."""
 
 LOOK_INTERVAL_MAX = 1.0
-"""The interval grows to this while there is nothing to do, so that an idle node uses little CPU time."""
+"""Maximum interval: an idle node increases the interval up to this value, to save CPU time."""
 
 STEP_INTERVAL = 0.002
 """Seconds between two steps."""
 
 STEP = 1000
-"""Keys that are sorted in one step."""
+"""Number of keys that are sorted in one step."""
 
 BUSY_INTERVAL = 0.1
 """Extra pause in seconds if the event loop is busy, which a late wake-up shows."""

@@ -105,9 +105,10 @@ class Followers(Protocol):
     """Called with the id of a member, the number of the heartbeat that it answers, and its vclock."""
 
     def synchronize(self) -> Mapping[int, int]:
-        """Send a heartbeat to all members; return, by id, the first number whose answers are newer than this call.
+        """Send a heartbeat to all members; return the number of the heartbeat by replica id.
 
-        For a member that is not in the result this number is 1.
+        An answer to a heartbeat with this or a higher number is newer than this call. For a member that is missing in
+        the result, use 1.
         """
         ...
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Path(Protocol):
-    """A path such as those of `pathlib`."""
+    """A path, such as a path of `pathlib`."""
 
     def __fspath__(self) -> str: ...
 
@@ -93,6 +93,7 @@ class Node:
         self._on_commit: list[Listener] = []
         self._on_rollback: list[Listener] = []
         self._on_election: list[Callable[[], object]] = []
+        self._on_reconfigure: list[Callable[[list[str]], object]] = []
         self._running: Components | None = None
         self._reconfiguring = asyncio.Lock()
         self._stopping = asyncio.Lock()
@@ -208,7 +209,7 @@ class Node:
         id: int | None = None,
         user: str | None = None,
     ) -> Space:
-        """Create a space and return it. The options are those of `box.schema.space.create`.
+        """Create a space and return it. Takes the options of `box.schema.space.create`.
 
         Args:
             name: Name of the space.
@@ -452,6 +453,14 @@ class Node:
         self._on_election.append(trigger)
         return trigger
 
+    def on_reconfigure(self, trigger: Callable[[list[str]], T]) -> Callable[[list[str]], T]:
+        """Call `trigger` with the names of the options that changed, after every change; return `trigger`.
+
+        Options change by `reconfigure`, and by clients that CALL `box.cfg`.
+        """
+        self._on_reconfigure.append(trigger)
+        return trigger
+
     # --- options ---
 
     async def reconfigure(self, **options: Unpack[NodeOptions]) -> list[str]:
@@ -488,6 +497,11 @@ class Node:
                 raise
         for name in changed:
             LOG.info("set '%s' configuration option to %r", name, OPTIONS[name].shown(getattr(wanted, name)))
+        for trigger in self._on_reconfigure if changed else ():
+            try:
+                trigger(list(changed))
+            except Exception:
+                LOG.exception("reconfiguration trigger failed")
         return changed
 
     def _take(self, configuration: Configuration, changed: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from flowstone.replication.vclock import VClock
 
 
 class AnonymousSink:
-    """The common half of a `node.sink.Sink`; subclasses define the position and what happens to rows."""
+    """The common half of a `Sink` (node/upstream/sink.py); subclasses define the position and process the rows."""
 
     replica_id = 0
     is_anonymous = True

@@ -26,7 +26,7 @@ from flowstone.observation.findings.link_causes import (
     quoted,
 )
 from flowstone.observation.findings.queue_findings import queue_findings
-from flowstone.observation.findings.wording import expel, make, position, rows_text, seconds_text
+from flowstone.observation.findings.wording import expel, make, position, rows_text, seconds_text, set_option
 from flowstone.observation.replica_set import FOLLOWING, Link, Member, ReplicaSet, missing_row_count, most_behind
 from flowstone.observation.report import Report, ReportedConsumer, ReportedPeer
 
@@ -182,9 +182,9 @@ def _orphan(replica_set: ReplicaSet, member: Member, report: Report) -> Finding:
         "servers that it never reached"
     )
     advice = (
-        "start the servers that it waits for, or correct its `replication`; to continue without them: "
-        "`box.cfg{replication_connect_quorum = 0}` (2.6 to 2.10, bootstrap_strategy legacy), or remove them from its "
-        "`replication`"
+        f"start the servers that it waits for, or correct its `replication`; to continue without them: "
+        f"{set_option(member.address, 'replication_connect_quorum', 0)} (2.6 to 2.10, bootstrap_strategy legacy), or "
+        f"remove them from its `replication`"
     )
     told = [_upstream_told(replica_set, peer) for peer in waiting]
     what = f"{member.label} is an orphan: it accepts no writes"
@@ -360,7 +360,6 @@ def between_of(replica_set: ReplicaSet, follower: Member, master: Member) -> Bet
         # The upstreams of a master that did not answer are unknown.
         gets_back=master.report is None or replica_set.gets_rows_of(master.uuid, follower.uuid),
         conflicting=tuple(replica_set.label_of(link.follower) for link in replica_set.links if _is_conflict(link)),
-        is_node=follower.report.is_flowstone if follower.report is not None else None,
     )
 
 

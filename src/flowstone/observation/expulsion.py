@@ -1,4 +1,4 @@
-"""Plans the expulsion of a member: by which other member, which rows are lost with it, and whether a quorum remains.
+"""Plans the expulsion of a member: the member that executes it, the rows that would be lost, and the remaining quorum.
 
 Pure. A writable member deletes the row from `_cluster`; replication applies the deletion on all others.
 """

@@ -2,7 +2,7 @@
 
 Starts with `explain` and returns the same findings with more detail, plus findings that no report shows: servers in
 `replication` that were never followed. Only reads. If a query fails (a right is missing, a server went down), the
-finding stays as it was, with a line of evidence that says so.
+finding is not changed, and a line of evidence reports the failed query.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flowstone.observation.findings.conflict import Conflict, find_conflict
 from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.findings.fork import Alone, Fork, common_point, digests, transactions_after
 from flowstone.observation.findings.link_causes import conflict_advice, conflict_in, quoted
-from flowstone.observation.findings.wording import capital, for_command, make, position, rows_text, seconds_text
+from flowstone.observation.findings.wording import call, capital, for_command, make, position, rows_text, seconds_text
 from flowstone.observation.log_section import LogSection, read_section
 from flowstone.observation.places import place_of, seen_from
 from flowstone.observation.query import Asking
@@ -113,7 +113,10 @@ class Investigation:
             f"row {conflict.row} from {master.label}, {conflict.comes} in space {space!r}, has the same key in index "
             f"{index!r} as the tuple {conflict.there} on {follower.label}: both sides have written this key"
         )
-        advice = conflict_advice(between_of(replica_set, follower, master), conflict.remove)
+        remove = conflict.remove
+        if conflict.removal is not None:
+            remove = call(follower.address, *conflict.removal).strip("`")
+        advice = conflict_advice(between_of(replica_set, follower, master), remove)
         lines = [f"row from {master.label}: {conflict.row} {conflict.comes}"]
         lines += [f"tuple on {follower.label}: {conflict.there}"]
         return _with(finding, lines, why=why, advice=advice)

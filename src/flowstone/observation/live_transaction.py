@@ -1,6 +1,6 @@
 """A transaction of the live tail for display: its origin, its rows as text, and its status.
 
-Texts are those of `flowstone cat --format table`, cut to fit a screen; password hashes are hidden as there. A row may
+Texts are formatted as by `flowstone cat --format table` and cut to fit a screen; password hashes are hidden. A row may
 have any size; a large row is not decoded, only its size is shown.
 """
 
@@ -34,7 +34,7 @@ BODY_SIZE_MAX: Final = 64 * 1024
 
 
 class TransactionStatus(StrEnum):
-    """Whether a transaction is settled, still waits for its quorum, or was rolled back."""
+    """The status of a transaction: settled, waiting for its quorum, or rolled back."""
 
     SETTLED = "settled"
     WAITING = "waiting"

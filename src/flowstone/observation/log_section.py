@@ -92,7 +92,7 @@ async def _fill(outside: Outside, uri: Uri, sink: _SectionSink, seconds: float) 
 
 
 class _SectionSink(AnonymousSink):
-    """`node.sink.Sink` that collects transactions up to a position or a number."""
+    """A `Sink` that collects transactions up to a position or a number."""
 
     def __init__(self, uuid: UUID, facts: UpstreamFacts, after: VClock, until: VClock, transactions_max: int) -> None:
         super().__init__(uuid)

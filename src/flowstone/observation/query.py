@@ -2,7 +2,8 @@
 
 Connections are kept, so that polling every second does not authenticate every second. `box.info` is queried by CALL,
 which nodes and every real version support. Only EVAL shows the options of a real server; they are missing from the
-report if the user may not run it. `ask` only reads; `call` and `delete` also serve commands that change a server.
+report if the user may not run it. `ask` only reads; `call`, `evaluate` and `delete` also serve commands that change a
+server.
 """
 
 from __future__ import annotations
@@ -143,9 +144,10 @@ class Asking:
         body = pack({Key.FUNCTION_NAME: function, Key.TUPLE: list(arguments)})
         return await self._first(RequestType.CALL, body, timeout)
 
-    async def evaluate(self, expression: str, *arguments: Any) -> Any:
+    async def evaluate(self, expression: str, *arguments: Any, timeout: float = REQUEST_SECONDS) -> Any:
         """Evaluate a Lua expression and return its first result. Only real servers support it."""
-        return await self._first(RequestType.EVAL, pack({Key.EXPR: expression, Key.TUPLE: list(arguments)}))
+        body = pack({Key.EXPR: expression, Key.TUPLE: list(arguments)})
+        return await self._first(RequestType.EVAL, body, timeout)
 
     async def get(self, space_id: int, index_id: int, key: Sequence[Any]) -> tuple[Any, ...] | None:
         """Return the first tuple with this key in an index; None if there is none."""

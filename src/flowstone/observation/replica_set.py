@@ -1,8 +1,8 @@
 """Combines the reports of servers into replica sets: their members, the links between them, and the lag.
 
-Pure. Servers report each other, so a member that did not answer is included with what the others know of it. Lag is
-given in seconds and in rows: the seconds that a server reports are those of the last row it received, and mean nothing
-while nothing is written or nothing arrives.
+Pure. Servers report each other, so a member that did not answer is included with the facts that the others report. Lag
+is given in seconds and in rows: a server reports the lag in seconds of the last row that it received, which means
+nothing while no rows are written or received.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from flowstone.observation.report import (
 )
 
 FOLLOWING = ("follow", "sync")
-"""States of a link in which rows arrive."""
+"""The states of a link in which it transfers rows."""
 
 FAILED: Final = frozenset({"stopped", "disconnected", "loading"})
 """States of a link that has failed: no rows arrive until it is established again."""
 
 BEHIND_SECONDS: Final = 5.0
-"""Lag from which on it is reported, everywhere. With less, rows may still be in transit: a lost connection is noticed
+"""Minimum lag that is reported, in all outputs. With less, rows may still be in transit: a lost connection is noticed
 after 4 × `replication_timeout`, which is 1 s by default."""
 
 
@@ -291,8 +291,8 @@ def _replica_set(
 def expelled(reports: Sequence[Report]) -> frozenset[str]:
     """Return the UUIDs of servers that answered and are in `_cluster` of no other member that answered.
 
-    A member that was down when it was expelled does not know of it: it lacks the row that removed it. A member that has
-    just joined is no such case: it has a row that the others lack.
+    A member that was down when it was expelled does not know about its expulsion, because it lacks the row that removed
+    it. A member that has just joined is no such case: it has a row that the others lack.
     """
     return frozenset(report.uuid for report in reports if _is_expelled(report, reports))
 

@@ -2,7 +2,8 @@
 
 Pure: `report_of` converts the answers of a server to a `Report`. Versions differ: 2.6.0 has no election and no queue,
 `lag` of a downstream came with 2.10, the replica set's UUID moved in 3.0. A value that a server does not report, or
-reports with the wrong type, is None here. Field names are those of `box.info`, because people search for them.
+reports with the wrong type, is None here. The fields have the names of `box.info`, because people search for these
+names.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ TEXT_MAX: Final = 1000
 """Limit of a server's text, in characters: more than twice the longest message of a real server."""
 
 _NO_LAG: Final = 1e9
-"""Seconds from which on a lag is not a lag. A follower that has received no row since it connected reports 100 years;
-2.6, to which newer masters send heartbeats without a timestamp, reports the years since 1970."""
+"""Larger values of a reported lag, in seconds, are not real lags. A follower that has received no row since it
+connected reports 100 years; 2.6, to which newer masters send heartbeats without a timestamp, reports the years since
+1970."""
 
 _PLAIN: Final = (str, bool, int, float)
 

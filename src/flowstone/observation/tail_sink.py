@@ -1,9 +1,9 @@
 """Receives the live tail of a log: counts all rows, decodes samples, keeps them in a ring of limited length.
 
-A `node.sink.Sink` without data. An applier feeds it as an anonymous replica, from about the server's position when the
-tail started. It acknowledges only settled rows, because it makes nothing durable and Tarantool 2.6 counts anonymous
-replicas for a quorum. All rows are counted by their scanned headers; a limited number of transactions per second is
-decoded, and `skipped` counts the rest. Every transaction is tracked until it is confirmed or rolled back.
+A `Sink` (node/upstream/sink.py) without data. An applier feeds it as an anonymous replica, from about the server's
+position when the tail started. It acknowledges only settled rows, because it makes nothing durable and Tarantool 2.6
+counts anonymous replicas for a quorum. All rows are counted by their scanned headers; a limited number of transactions
+per second is decoded, and `skipped` counts the rest. Every transaction is tracked until it is confirmed or rolled back.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PendingTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TailSink(AnonymousSink):
-    """`node.sink.Sink` of a tail, across all its connections.
+    """The `Sink` of a tail, across all its connections.
 
     `on_shown` is called with every transaction that enters the ring, and again when its status changes; `on_leader`
     with every new owner of the synchronous queue: term, replica id (0 for none), time.

@@ -23,7 +23,7 @@ from flowstone.replication.vclock import VClock
 class BlockingIndex:
     """An index of a replica, for reading from any thread: `replica.space("orders").index("by_status")`.
 
-    Reads work as those of `flowstone.Index`; methods that change data raise error 7 (ER_READONLY).
+    It reads like `flowstone.Index`; methods that change data raise error 7 (ER_READONLY).
     """
 
     def __init__(self, index: Index, lock: AbstractContextManager[Any], members: tuple[Uri, ...]) -> None:
@@ -94,8 +94,7 @@ class BlockingIndex:
 class BlockingSpace(BlockingIndex):
     """A space of a replica, for reading from any thread: `replica.space("orders")`.
 
-    Reads work as those of `flowstone.Space` and use the primary index; methods that change data raise error 7
-    (ER_READONLY).
+    It reads like `flowstone.Space`, by the primary index; methods that change data raise error 7 (ER_READONLY).
     """
 
     _index: Space
@@ -142,7 +141,7 @@ class BlockingSpace(BlockingIndex):
 class BlockingReplica:
     """A read-only copy of the data of a replica set, which `with flowstone.follow(…)` returns.
 
-    The methods are those of `Replica` as plain calls, which may be called from any thread. Reads see only settled
+    It has the methods of `Replica` as plain calls, which may be called from any thread. Reads see only settled
     transactions, and the position only moves forward. Triggers are called in the replica's own thread, once per
     transaction; a trigger may read, but other methods wait for that thread and raise LocalProtocolError in a trigger.
 
@@ -262,8 +261,8 @@ class BlockingReplica:
             buffer: The number of transactions to keep for the reader.
 
         Returns:
-            The iterator. It blocks until the next transaction, and raises ChangesMissed or CannotFollow as that of
-            `Replica.changes`.
+            The iterator. It blocks until the next transaction, and raises ChangesMissed or CannotFollow, as the
+            iterator of `Replica.changes` does.
         """
 
         async def open_stream() -> ChangeStream:

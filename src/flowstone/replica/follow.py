@@ -44,7 +44,7 @@ def follow(
         spaces: Follow only these spaces, by name or id; a space that gets one of the names later is followed, too.
         on_change: Trigger for the changes of each settled transaction, as `Replica.on_change`.
         on_resync: Trigger for snapshots that replace the data, as `Replica.on_resync`.
-        on_state: Trigger for the loss of the upstream and the next one, as `Replica.on_state`.
+        on_state: Trigger for the loss of the upstream and for a new upstream, as `Replica.on_state`.
         connect_timeout: Seconds until the first data must arrive from a member.
         replication_timeout: The `replication_timeout` of the server. A connection counts as lost after four times this
             time without a message.

@@ -34,7 +34,7 @@ from flowstone.node.upstream.members import MemberLacksRows, UpstreamMembers
 from flowstone.node.wal.recovery import FLAGS_SINCE, replicaset_uuid_of
 from flowstone.outside import Outside
 from flowstone.replica.change_stream import BUFFER_TRANSACTIONS, ChangesMissed, ChangeStream
-from flowstone.replica.settled_box import FollowedSpaces, RowsNeeded, SettledBox, SnapshotBox, warm_up
+from flowstone.replica.settled_box import FollowedSpaces, RowsNeeded, SettledBox, SnapshotBox
 from flowstone.replication.applier.states import ENDED, FAILED, ApplierState, ConnectionLost, code_of
 from flowstone.replication.messages import Ballot
 from flowstone.replication.vclock import VClock, VClockError
@@ -64,7 +64,7 @@ class CannotFollow(FlowstoneError):
 
 
 class UpstreamCut(MemberLacksRows):
-    """The upstream has lost rows that the replica has: its log was truncated or replaced."""
+    """The upstream has lost rows that the replica has, because the upstream's log was truncated or replaced."""
 
 
 class LogsDeleted(FlowstoneError):
@@ -94,7 +94,7 @@ class ReplicaState:
 
 
 class ReplicaSink:
-    """The sink of the replica's applier; see `node.sink.Sink`."""
+    """The `Sink` (node/upstream/sink.py) of the replica's applier."""
 
     def __init__(self, uri: Uri, uuid: UUID, choice: FollowedSpaces, guard: AbstractContextManager[Any] | None) -> None:
         self.on_written: list[Callable[[], None]] = []
@@ -168,7 +168,8 @@ class ReplicaSink:
         rows = ", ".join(f"{first}…{last} of replica {number}" for number, first, last in lost)
         error = UpstreamCut(
             f"{self.uri.address} has lost rows {rows}: its vclock is {theirs}, ours {ours}",
-            hint="find out which of the two is right; to take over the data of the server, call follow again",
+            hint="check whether the replica or the server has the right data; "
+            "to use the server's data, call follow again",
         )
         error.missing = tuple(lost)
         return error
@@ -308,7 +309,6 @@ class Replica:
         Raises:
             CannotFollow: The server is unreachable or rejects the replica.
         """
-        await self._outside.blocking(warm_up)
         try:
             await self._begin()
         except BaseException:
@@ -428,7 +428,7 @@ class Replica:
 
     @property
     def lag(self) -> float:
-        """Seconds since the moment of which the replica is known to have all settled changes of the upstream.
+        """Seconds since the last moment up to which the replica certainly has all settled changes of the upstream.
 
         That moment is the time of the last row or heartbeat received in sync, as stamped by the upstream. An upstream
         without writes sends a heartbeat each `replication_timeout`, so the lag of a replica in sync stays below about
@@ -550,7 +550,7 @@ class Replica:
         """Return an async iterator over the transactions that are settled from now on, each as a list of changes.
 
         While `buffer` transactions wait for a slow reader, the replica receives nothing from its upstream, and its
-        `lag` grows. What one read from the network brings may exceed the buffer. The iteration ends when the replica is
+        `lag` grows. A single read from the network may exceed the buffer. The iteration ends when the replica is
         stopped, or by `close()`.
 
         Args:

@@ -1,9 +1,9 @@
 """A box with only the settled transactions of a log: the data of a replica inside a program.
 
 Applies whole transactions from slabs, in log order. A synchronous transaction and all later ones are held, undecoded,
-until it is confirmed or rolled back (`replication/settled_position.py`), so nothing visible here or in `on_transaction`
-is ever rolled back. Rows of spaces that were not chosen are skipped undecoded; definitions are always kept. Runs of
-plain rows are applied by `box/engine/bulk.py`. Never talks to a peer and never writes to disk.
+until it is confirmed or rolled back (`replication/settled_position.py`). So changes that are visible in the box or in
+`on_transaction` are never rolled back. Rows of spaces that were not chosen are skipped undecoded; definitions are
+always kept. Runs of plain rows are applied by `box/engine/bulk.py`. Never talks to a peer and never writes to disk.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from flowstone.box.engine.bulk import Lane
 from flowstone.box.engine.keys import Key as IndexKey
 from flowstone.box.engine.space import EngineSpace, Values
 from flowstone.box.engine.transaction import BoxTransaction, Statement
-from flowstone.box.system import FIRST_USER_SPACE_ID, INDEX_ID, SPACE_ID, TRUNCATE_ID
+from flowstone.box.system import FIRST_USER_SPACE_ID, SPACE_ID, TRUNCATE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, Key, RequestType
-from flowstone.iproto.msgpack import pack, unpack, unpack_body
-from flowstone.iproto.packet import frame
+from flowstone.iproto.msgpack import unpack, unpack_body
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
 from flowstone.iproto.slab import Slab
@@ -37,7 +36,6 @@ from flowstone.node.changes import SettledChange
 from flowstone.node.wal.recovery import sort_indexes
 from flowstone.node.wal.replay import BULK_MIN, OF_A_PEER, Replay, Synchro, execute
 from flowstone.replication.limbo.control_rows import Promote
-from flowstone.replication.row_stream import RowStream
 from flowstone.replication.settled_position import SettledTracker, Tracked
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.transactions import CONTROL_TYPES
@@ -56,7 +54,7 @@ _LOOK: Final = -1
 
 
 class CannotApply(FlowstoneError):
-    """A row of the log cannot be applied: the data are not those that the log continues."""
+    """A row of the log cannot be applied, because the log does not continue these data."""
 
 
 class RowsNeeded(FlowstoneError):
@@ -270,7 +268,7 @@ class SettledBox:
         self._pass_by(slab, slab.cells[:, first:stop])
 
     def _each(self, slab: Slab, first: int, stop: int) -> None:
-        """Pass the transactions to the tracker one by one, and apply those that it releases."""
+        """Pass the transactions to the tracker one by one, and apply the transactions that it releases."""
         rows: list[Row] = []
         for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
             rows.append(row)
@@ -333,7 +331,7 @@ class SettledBox:
             effect.rollback()
             raise CannotApply(
                 f"cannot apply transaction with LSN {decided.lsn} of replica {decided.replica_id}: {error.message}",
-                hint="the data differ from those that the log continues: call follow again",
+                hint="the log does not continue the replica's data: call follow again",
             ) from error
         finally:
             box.is_recovering = False
@@ -416,7 +414,7 @@ class _Plain(NamedTuple):
 
 
 def _plain(space: EngineSpace, slab: Slab, cells: Cells) -> _Plain | None:
-    """Return the rows as entries; None if they must be applied one by one, such as if one of them is invalid."""
+    """Return the rows as entries; None if the rows must be applied one by one, for example because one is invalid."""
     kind, lane = int(cells[scan.TYPE, 0]), bulk.lane_of(space)
     if kind not in (_INSERT, _REPLACE, _DELETE) or lane is None:
         return None
@@ -443,26 +441,3 @@ def _codes(cells: Cells) -> Cells:
     is_plain = (cells[scan.SINGLE] == 1) & (cells[scan.FLAGS] & _WAIT == 0) & (cells[scan.SPACE_ID] >= 0)
     codes: Cells = np.where(is_plain, cells[scan.SPACE_ID] * 256 + cells[scan.TYPE], _LOOK)
     return codes
-
-
-def warm_up() -> None:
-    """Load the kernels that rows pass through, and compile them if needed, before the first rows arrive."""
-    number, count = FIRST_USER_SPACE_ID, 2 * BULK_MIN
-    snapshot = SnapshotBox(Dialect.V2_11, VClock(), FollowedSpaces())
-    definition: tuple[Any, ...] = (number, 1, "warm_up", "memtx", 0, {}, ())
-    index = (number, 0, "primary", "tree", {"unique": True}, ((0, "unsigned"),))
-    snapshot.push(_slab(_INSERT, [(SPACE_ID, {Key.TUPLE: definition}), (INDEX_ID, {Key.TUPLE: index})]))
-    box = SettledBox(snapshot, FollowedSpaces())
-    box.push(_slab(_REPLACE, [(number, {Key.TUPLE: (key, "text")}) for key in range(count)]))
-    box.push(_slab(_DELETE, [(number, {Key.KEY: (key,)}) for key in range(count)], first_lsn=count + 1))
-
-
-def _slab(kind: int, rows: list[tuple[int, dict[Key, Any]]], first_lsn: int = 1) -> Slab:
-    """Return rows as a slab, as if received from a peer."""
-    stream = RowStream("warm_up")
-    for lsn, (space_id, fields) in enumerate(rows, first_lsn):
-        body = pack({Key.SPACE_ID.value: space_id} | {key.value: value for key, value in fields.items()})
-        stream.feed(frame(Row(kind, 1, lsn=lsn, timestamp=1.0, body=body).encode()))
-    slab = stream.take()
-    assert slab is not None
-    return slab

@@ -113,7 +113,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeReply:
-    """The OK to SUBSCRIBE. Masters before 2.0 do not send the replica set's UUID, those before 3.0 not its name."""
+    """The OK to SUBSCRIBE. Masters before 2.0 do not send the replica set's UUID; masters before 3.0 do not send its
+    name."""
 
     replica_id: int
     vclock: VClock
@@ -238,7 +239,7 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _read(body: bytes | None, wanted: tuple[Key, ...], *, is_2_6: bool = False) -> dict[int, Any]:
-    """Return the values of those `wanted` keys that the body has."""
+    """Return the values of the `wanted` keys that are in the body."""
     try:
         fields = split_map(body or b"")
     except ValueError:

@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.errors import RemoteProtocolError
-from flowstone.iproto import row_batches
+from flowstone.iproto import row_batches, row_scanner
 from flowstone.iproto import scan as rowscan
-from flowstone.iproto.batches import float_bits
+from flowstone.iproto.constants import RequestType
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.iproto.packet import PacketError, decode_response, span
+from flowstone.iproto.row_batch_kernels import build_log_rows, build_packets
 from flowstone.iproto.row_batches import AT, NEEDED, ROWS, WHOLE_AT, WHOLE_ROWS
 from flowstone.iproto.scan import Bytes, Cells
+from flowstone.iproto.scan_kernels import scan_packets, scan_spans
 from flowstone.iproto.slab import Slab
 from flowstone.xlog.block import TRANSACTION_SIZE_MAX
 
@@ -107,7 +109,8 @@ class RowStream:
         self._unread += data
 
     def take_packet(self) -> bytes | None:
-        """Return the next packet, undecoded and without its length; for replies before the rows. None if incomplete."""
+        """Return the next packet, undecoded and without its length. Used for replies that precede the rows. None if
+        incomplete."""
         found = self._packet_at(0)
         if found is None:
             return None
@@ -140,7 +143,7 @@ class RowStream:
         while True:
             room = min(self._cells.shape[1], rows_max)
             # A bytearray cannot grow while an array refers to it, so the array is not kept in a variable.
-            why = row_batches.scan_packets(
+            why = scan_packets(
                 np.frombuffer(self._unread, np.uint8),
                 self._cells,
                 room,
@@ -148,7 +151,7 @@ class RowStream:
                 self._transaction_size_max,
                 self._progress,
             )
-            if why != row_batches.FULL:
+            if why != rowscan.FULL:
                 return why
             if room == rows_max:
                 if self._progress[WHOLE_ROWS]:
@@ -166,9 +169,7 @@ class RowStream:
         progress, cells = self._progress, self._cells
         payload = bytes(memoryview(self._unread)[:end])
         del self._unread[:end]
-        # One extra column gives the table the memory layout of tables from files, so kernels are not compiled twice.
-        table: Cells = np.empty((rowscan.LINES, count + 1), np.int64)
-        table[:, :count] = cells[:, :count]
+        table = cells[:, :count].copy()
         left = int(progress[ROWS]) - count
         if left:
             cells[:, :left] = cells[:, count : count + left]
@@ -181,7 +182,7 @@ class RowStream:
         progress[ROWS] = left
         progress[WHOLE_AT] = progress[WHOLE_ROWS] = 0
         self._needed = 1
-        return Slab(self.peer, payload, np.frombuffer(payload, np.uint8), table[:, :count], _ONE_SPAN)
+        return Slab(self.peer, payload, np.frombuffer(payload, np.uint8), table, _ONE_SPAN)
 
     def _fail(self, why: int) -> NoReturn:
         at, row = int(self._progress[AT]), int(self._progress[ROWS])
@@ -214,11 +215,11 @@ def slab_of_rows(rows: bytes, path: str) -> Slab:
     buf: Bytes = np.frombuffer(rows, np.uint8)
     spans: Cells = np.array([[0, len(rows)]], np.int64)
     if len(rows) <= _SMALL:
-        cells: Cells = np.empty((rowscan.LINES, len(rows) // rowscan.ROW_SIZE_MIN + 2), np.int64)
-        _, _, count, why = rowscan.scan_spans(buf, spans, 0, 0, cells, 0)
+        cells: Cells = np.empty((rowscan.LINES, len(rows) // row_scanner.ROW_SIZE_MIN + 2), np.int64)
+        _, _, count, why = scan_spans(buf, spans, 0, 0, cells, 0)
         if why == rowscan.DONE:
             return Slab(path, rows, buf, cells[:, :count], _ONE_SPAN)
-    found = rowscan.scan(buf, spans)
+    found = row_scanner.scan(buf, spans)
     if found.wrong:
         raise RemoteProtocolError(f"{path}: invalid row at byte {found.wrong[0][1]}")
     return Slab(path, rows, buf, found.cells, _ONE_SPAN)
@@ -231,7 +232,7 @@ def replaces_control(slab: Slab, number: int) -> bool:
     rows of a former owner after its own CONFIRM are kept, rows after a void transaction are not.
     """
     kind, single, flags, tsn, lsn = slab.cells[_MARKS, number].tolist()
-    return kind == row_batches.NOP and not single and bool(flags & rowscan.COMMIT) and tsn == lsn
+    return kind == RequestType.NOP and not single and bool(flags & rowscan.COMMIT) and tsn == lsn
 
 
 def journal_rows(slab: Slab, first: int, stop: int, timestamp: float) -> bytes:
@@ -239,13 +240,13 @@ def journal_rows(slab: Slab, first: int, stop: int, timestamp: float) -> bytes:
     if stop <= first:
         return b""
     out = _room(slab.cells, first, stop)
-    size = row_batches.build_log_rows(slab.buf, slab.cells, first, stop, float_bits(timestamp), out)
+    size = build_log_rows(slab.buf, slab.cells, first, stop, timestamp, out)
     assert size >= 0, "the rows of a slab are in the order of their bytes"
     return out[:size].tobytes()
 
 
 def stream_packets(slab: Slab, keep: NDArray[np.bool_] | None = None, *, sync: int = 0) -> bytes:
-    """Encode rows as packets for a replica: all rows, or those that `keep` selects, each with `sync` unless that is 0.
+    """Encode rows as packets for a replica: all rows, or the rows that `keep` selects, each with `sync` unless it is 0.
 
     Local rows are never sent; local rows with a replica id, as in old logs, are sent as NOPs to keep their LSN. The
     rest of a filtered transaction is a valid transaction: its last row gets the flags, and a single row has no TSN.
@@ -259,7 +260,7 @@ def stream_packets(slab: Slab, keep: NDArray[np.bool_] | None = None, *, sync: i
         chosen = np.ascontiguousarray(keep).view(np.uint8)
     out = _room(slab.cells, 0, count)
     signed_sync = sync - (sync >> 63 << 64)  # kernels take a number above 2^63 as its negative twin
-    size = row_batches.build_packets(slab.buf, slab.cells, chosen, signed_sync, out)
+    size = build_packets(slab.buf, slab.cells, chosen, signed_sync, out)
     assert size >= 0, "the rows of a slab are in the order of their bytes"
     return out[:size].tobytes()
 

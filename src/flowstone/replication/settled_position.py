@@ -1,6 +1,6 @@
 """The settled position of a log: which transactions are committed, which were rolled back, and which are pending.
 
-The module only reads: it counts no ACKs and writes no rows. The rules are those of txn_limbo.c in 2.6.0, 2.11.9 and
+The module only reads: it counts no ACKs and writes no rows. It follows the rules of txn_limbo.c in 2.6.0, 2.11.9 and
 3.8.0.
 
 Theory of operation
@@ -123,7 +123,8 @@ class SettledError(RemoteProtocolError):
 
 
 class Tenure:
-    """The owner of the queue according to one log, and late transactions: those of former owners after the PROMOTE.
+    """The owner of the queue according to one log, and late transactions of former owners, which follow the PROMOTE in
+    the log.
 
     The log of one server has NOPs in place of late transactions. A reader that moves to another server may receive
     them: it has the PROMOTE from the first server, and the second one sends rows that the former owner wrote before it.
@@ -154,7 +155,8 @@ class Tenure:
     def is_void(self, transaction: TrackedTransaction) -> bool:
         """Return True if the transaction is late and was rolled back; remember its originator.
 
-        A late asynchronous transaction shares the fate of the synchronous ones of its originator before it.
+        A late asynchronous transaction has the same outcome as the preceding synchronous transactions of its
+        originator.
         """
         origin_id = transaction.replica_id
         # A server wrote the NOP in place of a late synchronous transaction, so later asynchronous ones of this owner
@@ -223,8 +225,8 @@ class SettledTracker(Generic[T]):
     def start(self, vclock: VClock, promote: Promote | None = None, voids: Iterable[int] = ()) -> None:
         """Start at a snapshot of `vclock`, with the PROMOTE row in it (servers since 2.10 write one).
 
-        A server completes a snapshot only when everything in it is confirmed, so the queue is empty. `voids` are those
-        of `Tenure`, if an earlier tracker has seen them.
+        A server completes a snapshot only when everything in it is confirmed, so the queue is empty. `voids` comes from
+        a `Tenure` of an earlier tracker, if there was one.
         """
         self._queue.clear()
         self._settled = VClockBuilder(vclock)
@@ -322,7 +324,7 @@ class SettledTracker(Generic[T]):
         return touches is not None and touches(transaction) and not is_nop(transaction)
 
     def _waits(self, transaction: T) -> bool:
-        """Return True if an asynchronous transaction shares the fate of the pending ones before it.
+        """Return True if an asynchronous transaction has the same outcome as the pending transactions before it.
 
         The flag decides. In a log without flags it always does, even if it is local: a ROLLBACK of 2.6.0 undoes it.
         """
@@ -334,7 +336,7 @@ class SettledTracker(Generic[T]):
             if self._queue:
                 raise SettledError(
                     f"synchronous transaction {transaction.replica_id}:{transaction.lsn} in the log"
-                    f" while those of replica {self.owner_id} are pending"
+                    f" while transactions of replica {self.owner_id} are pending"
                 )
             # Before PROMOTE existed, the instance that wrote to the empty queue became its owner.
             self._tenure.owner_id = transaction.replica_id

@@ -1,7 +1,7 @@
 """Vector clocks: positions in the logs of all members of a replica set.
 
 `VClock` is immutable, and may be shared and used as a key. `VClockBuilder` has one user, advances in place and returns
-`VClock`s. Neither stores zero LSNs. Component 0 counts the local rows of one instance: peers omit it, so comparisons
+`VClock`s. Both classes omit zero LSNs. Component 0 counts the local rows of one instance: peers omit it, so comparisons
 between instances use `ignore_zero=True`.
 """
 
@@ -104,7 +104,7 @@ class VClock:
         return VClock._trusted({replica_id: lsn for replica_id, lsn in self._lsns.items() if replica_id})
 
     def advanced(self, replica_id: int, lsn: int) -> VClock:
-        """Return this position after row `lsn` of `replica_id`.
+        """Return the position that follows this one by row `lsn` of `replica_id`.
 
         Raises:
             VClockError: The position is already at or after that row.
@@ -198,7 +198,7 @@ class VClockBuilder:
         self._frozen = None
 
     def merge(self, other: VClock) -> None:
-        """Advance every component to that of `other`, if that is later."""
+        """Advance every component to the component of `other`, if the latter is higher."""
         for replica_id, lsn in other:
             if lsn > self._lsns.get(replica_id, 0):
                 self._lsns[replica_id] = lsn

@@ -1,8 +1,8 @@
 """The data pipeline: settled changes and states of logs as Arrow batches, for Apache Spark through PySpark.
 
-Modules that define columns, options and offsets, and those that turn rows into batches, need neither Spark nor a JVM;
-only the data sources themselves import pyspark. Rows are never handled one by one in Python where a batch can be.
-Exports the public names lazily: importing the package does not import pyspark.
+Only the data sources themselves import pyspark. Modules that define columns, options and offsets, or turn rows into
+batches, need neither Spark nor a JVM. Rows are never handled one by one in Python where a batch can be. Exports the
+public names lazily: importing the package does not import pyspark.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from flowstone.lazy import lazy_names
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from flowstone.columns.column_types import WrongType
     from flowstone.lake.masks import WrongMask
     from flowstone.lake.table import AnotherWriter
     from flowstone.lake.table_schema import LakeError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         MirrorCaughtUp,
         MirrorDataLoss,
         MirrorEvent,
+        MirrorMisfits,
         MirrorOpened,
         MirrorProgress,
         MirrorSnapshot,
@@ -58,6 +60,7 @@ __all__ = [
     "MirrorCaughtUp",
     "MirrorDataLoss",
     "MirrorEvent",
+    "MirrorMisfits",
     "MirrorOpened",
     "MirrorProgress",
     "MirrorSnapshot",
@@ -84,6 +87,7 @@ __all__ = [
     "WrongOption",
     "WrongPlace",
     "WrongRow",
+    "WrongType",
     "lake_tables",
     "register",
     "restore",
@@ -106,6 +110,7 @@ __getattr__ = lazy_names(
         "MirrorCaughtUp": "mirror.progress",
         "MirrorDataLoss": "mirror.progress",
         "MirrorEvent": "mirror.progress",
+        "MirrorMisfits": "mirror.progress",
         "MirrorOpened": "mirror.progress",
         "MirrorProgress": "mirror.progress",
         "MirrorSnapshot": "mirror.progress",
@@ -132,6 +137,7 @@ __getattr__ = lazy_names(
         "WrongOption": "sources.options",
         "WrongPlace": "mirror.start_checks",
         "WrongRow": "verification.report",
+        "WrongType": ".columns.column_types",
         "lake_tables": "lake_status",
         "restore": "restoration.restore",
         "session": "spark_session",

@@ -24,8 +24,10 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import CommitProperties, Transaction
 
 from flowstone.box.definitions import SpaceDefinition
-from flowstone.columns.arrow_columns import ColumnOptions
+from flowstone.columns.arrow_columns import MOMENT, ColumnOptions
 from flowstone.lake.embedded_table import EmbeddedTable
+from flowstone.lake.misfits import MisfitRows
+from flowstone.lake.quarantine import Quarantine
 from flowstone.lake.row_changes import RowChanges, RowStates
 from flowstone.lake.table import KEEP_HOURS, AnotherWriter, Merged, Moment, application, is_replay
 from flowstone.lake.table_files import (
@@ -37,10 +39,13 @@ from flowstone.lake.table_files import (
 from flowstone.lake.table_schema import LakeError, LakeSchema
 from flowstone.replication.vclock import VClock
 from flowstone.spark.collect import rows_of
-from flowstone.spark.mirror.first_load import LOADED_DDL, LoadTarget, RowsToFiles
+from flowstone.spark.mirror.first_load import LOADED_DDL, LoadTarget, RowsToFiles, misfits_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+Types = Sequence[tuple[str, str]]
+"""Declared types of columns: field name and type."""
 
 Engine = Literal["auto", "deltalake", "spark"]
 
@@ -80,7 +85,7 @@ class LakeProgress:
     All tables contain everything up to `position`; single tables may be ahead (`LakeTable.positions`). `definitions`
     are the rows of `_space` and `_index` in force at `position`, as (space id, MessagePack tuple). `tables` maps a
     space id to the name of the space when its table was last written. `stamp` is the greatest commit time so far, in
-    µs. `settings` are those with which the lake was created.
+    µs. `settings` are the settings with which the lake was created.
     """
 
     replicaset_uuid: str
@@ -108,6 +113,8 @@ class Lake:
         self.storage_options = dict(storage_options)
         self.several_sets = several_sets
         self.keep_hours = keep_hours
+        self.quarantine: Quarantine | None = None
+        """The quarantine for misfits of all tables; without a quarantine, a misfit is an error."""
         self._spark = spark
 
     @classmethod
@@ -151,11 +158,11 @@ class Lake:
     # --- tables ---------------------------------------------------------------------------------------------------
 
     def tables(self) -> dict[str, EmbeddedTable]:
-        """Return the tables of existing spaces by space name, without those of dropped or renamed spaces."""
+        """Return the tables of existing spaces by space name, without tables of dropped or renamed spaces."""
         return {each.schema.space.name: each for each in self.all_tables() if is_living(each.schema)}
 
     def all_tables(self) -> list[EmbeddedTable]:
-        """Return all tables, including those of dropped or renamed spaces."""
+        """Return all tables, including tables of dropped or renamed spaces."""
         found = [self._open(f"{self.path}/{each}") for each in self.directories()]
         return [each for each in found if each is not None]
 
@@ -193,6 +200,8 @@ class Lake:
         if found is not None and found.schema.several_sets != self.several_sets:
             number = "several replica sets" if found.schema.several_sets else "one replica set"
             raise LakeError(f"{path} is a table for {number}", hint="mirror into another directory")
+        if found is not None:
+            found.quarantine = self.quarantine
         return found
 
     def create(
@@ -204,6 +213,7 @@ class Lake:
         history: bool = False,
         columns: Sequence[str] | None = None,
         options: ColumnOptions | None = None,
+        types: Types = (),
         states: pa.Table | None = None,
     ) -> EmbeddedTable:
         """Create the table of a new space, in one commit that carries `position`.
@@ -213,20 +223,27 @@ class Lake:
         replay: the table is for the same space, and already at or after `position`. In a lake of several sets, only the
         rows of this set are replaced.
         """
-        schema = self._schema(definition, uuid, history, columns, options)
+        schema = self._schema(definition, uuid, history, columns, options, types)
         if not self._is_done(schema, uuid, position):
-            written = self._written(schema, uuid, states) if states is not None else []
+            written = self._written(schema, uuid, states, position) if states is not None else []
             self._put(schema, written, uuid, position, None)
         return self.there(definition.name)
 
-    def _written(self, schema: LakeSchema, uuid: str, states: pa.Table) -> list[WrittenFile]:
+    def _written(self, schema: LakeSchema, uuid: str, states: pa.Table, position: VClock) -> list[WrittenFile]:
         """Write the files of a table that has no states other than these."""
         files = TableFiles(self._path_of(schema.space.name), self.storage_options)
         files.make_directory()
+        misfits = None if self.quarantine is None else MisfitRows()
         if schema.history:
             new = RowStates(states, schema.prefix(uuid))
-            return [*files.write_split(new.current(schema), True), *files.write_split(new.former(schema), False)]
-        return files.write_split(RowChanges.of(states, schema.prefix(uuid)).upserts(schema, 0, states.num_rows))
+            written = files.write_split(new.current(schema, misfits), True)
+            written += files.write_split(new.former(schema, misfits), False)
+        else:
+            changes = RowChanges.of(states, schema.prefix(uuid))
+            written = files.write_split(changes.upserts(schema, 0, states.num_rows, misfits))
+        if self.quarantine is not None and misfits:
+            self.quarantine.add(misfits, {uuid: position}, {})
+        return written
 
     def _schema(
         self,
@@ -235,6 +252,7 @@ class Lake:
         history: bool,
         columns: Sequence[str] | None,
         options: ColumnOptions | None,
+        types: Types,
     ) -> LakeSchema:
         return LakeSchema(
             definition,
@@ -243,6 +261,7 @@ class Lake:
             None if columns is None else tuple(columns),
             several_sets=self.several_sets,
             history=history,
+            types=tuple(types),
         )
 
     def _is_done(self, schema: LakeSchema, uuid: str, position: VClock) -> bool:
@@ -258,7 +277,7 @@ class Lake:
     def _put(
         self, schema: LakeSchema, written: Sequence[WrittenFile], uuid: str, position: VClock, moment: Moment | None
     ) -> Merged:
-        """Replace the set's rows in the table of this schema by those of the files."""
+        """Replace the set's rows in the table of this schema by the rows of the files."""
         there = self.table(schema.space.name)
         if there is None:
             path = self._path_of(schema.space.name)
@@ -285,29 +304,42 @@ class Lake:
         history: bool = False,
         columns: Mapping[str, Sequence[str]] | None = None,
         options: ColumnOptions | None = None,
+        types: Mapping[str, Types] | None = None,
     ) -> dict[int, Merged]:
         """Load many spaces for the first time in one pass: executors write the files, then each table is committed.
 
         `frame` has three columns, in this order: space id INT, sort key BINARY, tuple BINARY. Rows of spaces that are
         not in `definitions` are skipped. Tables already at `position` (from a load that was killed between two commits)
         are left alone. In all other existing tables, the rows of this set are replaced. `moment` is the beginning of
-        the states of a history. `columns` are given by space name. Returns the commits by space id.
+        the states of a history. `columns` and `types` are given by space name. Returns the commits by space id.
         """
         wanted = columns or {}
-        schemas = [self._schema(each, uuid, history, wanted.get(each.name), options) for each in definitions]
+        declared = types or {}
+        schemas = [
+            self._schema(each, uuid, history, wanted.get(each.name), options, declared.get(each.name, ()))
+            for each in definitions
+        ]
         schemas = [each for each in schemas if not self._is_done(each, uuid, position)]
         if history and moment is None:
             raise LakeError("history needs a start time", hint="pass moment")
         states = _states_at(moment) if history and moment is not None else None
         targets = {
             each.space.id: LoadTarget(
-                TableFiles(self._path_of(each.space.name), self.storage_options), each, each.prefix(uuid), states
+                TableFiles(self._path_of(each.space.name), self.storage_options),
+                each,
+                each.prefix(uuid),
+                states,
+                keeps_misfits=self.quarantine is not None,
             )
             for each in schemas
         }
         for target in targets.values():
             target.files.make_directory()
-        written = _written_by(frame, targets) if targets else {}
+        written, misfits = _written_by(frame, targets) if targets else ({}, MisfitRows())
+        if self.quarantine is not None and misfits:
+            if moment is not None:
+                misfits.set_times(pa.scalar(moment.timestamp, MOMENT))
+            self.quarantine.add(misfits, {uuid: position}, {})
         return {
             each.space.id: self._put(each, written.get(each.space.id, []), uuid, position, moment) for each in schemas
         }
@@ -455,15 +487,19 @@ def is_living(schema: LakeSchema) -> bool:
 # --- internals ----------------------------------------------------------------------------------------------------
 
 
-def _written_by(frame: ArrowRows, targets: dict[int, LoadTarget]) -> dict[int, list[WrittenFile]]:
-    """Return the files that executors wrote, by space id."""
+def _written_by(frame: ArrowRows, targets: dict[int, LoadTarget]) -> tuple[dict[int, list[WrittenFile]], MisfitRows]:
+    """Return the files that executors wrote, by space id, and the misfits."""
+    misfits = MisfitRows()
     to_files = RowsToFiles(targets)
     is_current = {space_id: None if target.states is None else True for space_id, target in targets.items()}
     written: dict[int, list[WrittenFile]] = {}
     for each in rows_of(frame.mapInArrow(lambda batches: to_files(batches), LOADED_DDL)):  # noqa: PLW0108
+        if each["misfits"] is not None:
+            misfits.new.append(misfits_of(each["misfits"]))
+            continue
         entry = FileEntry(each["path"], each["size"], each["row_count"], is_current[each["space_id"]])
         written.setdefault(each["space_id"], []).append(WrittenFile(entry, each["statistics"]))
-    return written
+    return written, misfits
 
 
 def _states_at(moment: Moment) -> dict[str, Any]:

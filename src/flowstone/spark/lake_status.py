@@ -28,7 +28,7 @@ class LakeTableStatus:
 def lake_tables(
     lake: str | PathLike[str], *, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, LakeTableStatus]:
-    """Return the tables of a lake by the name of their space, without those of dropped spaces.
+    """Return the tables of a lake by space name, without tables of dropped spaces.
 
     Args:
         lake: Path or URL of the lake.

@@ -243,7 +243,7 @@ def check_java() -> None:
 
 
 def _environment(master: str) -> dict[str, str]:
-    """Return the environment variables that Spark reads at start, without those that the user has set."""
+    """Return the environment variables that Spark reads at start, except variables that the user has set."""
     wanted = {"PYSPARK_PYTHON": sys.executable} | ({"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(master) else {})
     return {name: value for name, value in wanted.items() if name not in os.environ}
 

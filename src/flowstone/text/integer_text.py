@@ -1,81 +1,68 @@
-"""Kernels that write whole numbers as decimal text, eight digits at a time.
+"""Integers as decimal text, eight digits at a time.
 
-A writer may overwrite up to 8 bytes after the end offset that it returns; the caller reserves that much room.
+Each writer returns the end offset of its text and may overwrite up to 8 bytes after it; the caller reserves that much
+room. These are the interpreted forms of the functions in integer_text.pxd, which are inline because a call would take
+more time than a short number.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from flowstone.kernels import inlined, kernel
-from flowstone.kernels.wide import Bytes, poke, poke64, trailing_zeros, word
+from flowstone.native.words import Bytes, poke, poke64, trailing_zeros, word
 
 UNSIGNED_TEXT_MAX = 20 + 8
-"""Room that one number needs: the digits of 2^64, and the scribble."""
+"""Room that a writer needs: the digits of 2^64, and the bytes after them that it may overwrite."""
 
-_E4, _E8, _E16 = np.uint64(10**4), np.uint64(10**8), np.uint64(10**16)
-_8, _10, _16, _20, _32 = np.uint64(8), np.uint64(10), np.uint64(16), np.uint64(20), np.uint64(32)
-_TEN, _HUNDRED = np.uint64(10), np.uint64(100)
-_HUNDREDTH, _TENTH = np.uint64(10486), np.uint64(103)  # over 2^20 and 2^10: exact below 10^4 and 10^2
-_LANES_2 = np.uint64(0x0000007F_0000007F)
-_LANES_4 = np.uint64(0x000F000F_000F000F)
-_ZEROS = np.uint64(0x30303030_30303030)
+E16 = 10**16
+LANES_2 = 0x0000007F_0000007F
+LANES_4 = 0x000F000F_000F000F
+ZEROS = 0x30303030_30303030
+MASK = 0xFFFFFFFF_FFFFFFFF
 
 
-@inlined
-def eight_digits(value: np.uint64) -> np.uint64:
-    """The digits of a number below 10^8, one per byte, the most significant in the lowest byte."""
-    high = value // _E4
-    x = high | ((value - high * _E4) << _32)
-    high = ((x * _HUNDREDTH) >> _20) & _LANES_2
-    x = high | ((x - high * _HUNDRED) << _16)
-    high = ((x * _TENTH) >> _10) & _LANES_4
-    return high | ((x - high * _TEN) << _8)
+def eight_digits(value: int) -> int:
+    """Return the digits of a number below 10^8, one per byte, with the most significant digit in the lowest byte."""
+    high = value // 10_000
+    x = high | ((value - high * 10_000) << 32)
+    high = ((x * 10_486) >> 20) & LANES_2  # 10486 / 2^20 is about 1/100: exact below 10^4
+    x = high | ((x - high * 100) << 16)
+    high = ((x * 103) >> 10) & LANES_4  # 103 / 2^10 is about 1/10: exact below 10^2
+    return high | ((x - high * 10) << 8)
 
 
-@inlined
-def write_eight(value: np.uint64, out: Bytes, at: int) -> int:
-    """A number below 10^8 as exactly eight digits."""
-    poke64(out, at, eight_digits(value) | _ZEROS)
+def write_eight(value: int, out: Bytes, at: int) -> int:
+    """Write a number below 10^8 as exactly eight digits."""
+    poke64(out, at, eight_digits(value) | ZEROS)
     return at + 8
 
 
-@inlined
-def write_short(value: np.uint64, out: Bytes, at: int) -> int:
-    """A number below 10^8 without leading zeros."""
+def write_short(value: int, out: Bytes, at: int) -> int:
+    """Write a number below 10^8 without leading zeros."""
     digits = eight_digits(value)
     skipped = min(trailing_zeros(digits) >> 3, 7)
-    poke64(out, at, (digits | _ZEROS) >> np.uint64(skipped << 3))
+    poke64(out, at, (digits | ZEROS) >> (skipped << 3))
     return at + 8 - skipped
 
 
-@inlined
-def write_unsigned(value: np.uint64, out: Bytes, at: int) -> int:
-    """`value` in decimal; the offset behind it."""
-    if value < _E8:
+def write_unsigned(value: int, out: Bytes, at: int) -> int:
+    """Write an unsigned number."""
+    if value < 100_000_000:
         return write_short(value, out, at)
-    if value < _E16:
-        high = value // _E8
+    if value < E16:
+        high = value // 100_000_000
         at = write_short(high, out, at)
-        return write_eight(value - high * _E8, out, at)
-    top = value // _E16
-    value -= top * _E16
-    high = value // _E8
+        return write_eight(value - high * 100_000_000, out, at)
+    top = value // E16
+    value -= top * E16
+    high = value // 100_000_000
     at = write_short(top, out, at)
     at = write_eight(high, out, at)
-    return write_eight(value - high * _E8, out, at)
+    return write_eight(value - high * 100_000_000, out, at)
 
 
-@inlined
 def write_signed(value: int, out: Bytes, at: int) -> int:
-    """`value` in decimal with its sign; the offset behind it."""
+    """Write a signed number."""
+    size = word(value)
     if value < 0:
         at = poke(out, at, 45)
-        value = -value
-    return write_unsigned(word(value), out, at)
-
-
-@kernel
-def write_rare(value: int, out: Bytes, at: int) -> int:
-    """As `write_signed`, for places that rarely see a number."""
-    return write_signed(value, out, at)
+        size = (0 - size) & MASK
+    return write_unsigned(size, out, at)

@@ -1,87 +1,92 @@
-"""Kernels that write binary data and extension types as JSON strings (`docs/spec/iproto.md#extension-types`).
+"""Compiled: binary data and extension types as JSON strings (`docs/spec/iproto.md#extension-types`).
 
-Each kernel takes a payload that lies inside `buf` and returns the end offset of the text. It returns UNSUPPORTED for
-values that only the plain formatter (`json_plain`) writes: content that no server writes, years of more than four
-digits, types without a kernel.
+Each function takes a payload that lies inside `buf` and returns the end offset of the text. It returns -1 for values
+that only the plain formatter (`json_plain`) writes: content that no server writes, years of more than four digits,
+types without a kernel.
 """
 
 from __future__ import annotations
 
+import cython
 import numpy as np
 
-from flowstone.iproto.extensions import ExtensionType
-from flowstone.kernels import inlined, kernel
-from flowstone.kernels.wide import Bytes, big16, byte, poke, poke64
-from flowstone.text.integer_text import eight_digits
-from flowstone.text.json_plain import NANOSECONDS
+if not cython.compiled:  # compiled, the .pxd provides these
+    from flowstone.iproto.extensions import ExtensionType
+    from flowstone.native.words import (
+        Bytes,
+        big16,
+        byte,
+        little64,
+        poke,
+        poke64,
+        signed,
+        signed32,
+        source,
+        word,
+    )
+    from flowstone.text.integer_text import eight_digits
+    from flowstone.text.json_limits import DECIMAL_DIGITS_MAX
 
-UNSUPPORTED = -1
+    ZEROS = 0x30303030_30303030
+    FIRST_SECOND, LAST_SECOND = -62167219200, 253402300799  # the years 0 to 9999
+    DAY = 86400
+    NANOSECONDS = 1_000_000_000
+    OFFSET_MIN, OFFSET_MAX = -12 * 60, 14 * 60  # minutes
+    ZONE_INDEX_MAX = 1024
 
-DECIMAL, UUID = ExtensionType.DECIMAL.value, ExtensionType.UUID.value
-DATETIME = ExtensionType.DATETIME.value
-
-DECIMAL_DIGITS_MAX = 38
-"""What servers before 3.5 store. Longer ones, and larger scales, are left to the plain formatter."""
-
-EXTENSION_TEXT_MAX = 2 * DECIMAL_DIGITS_MAX + 16
-"""Room that any of these texts needs, base64 apart."""
-
-OFFSET_MIN, OFFSET_MAX = -12 * 60, 14 * 60  # minutes
-ZONE_INDEX_MAX = 1024
-
-_ALPHABET = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
-_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_ZEROS = np.uint64(0x30303030_30303030)
-
-DAY = 86400
+ALPHABET = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 
 
-@inlined
 def base64_size(count: int) -> int:
-    """Length of the quoted base64 text of `count` bytes."""
+    """Return the size of the quoted base64 text of `count` bytes."""
     return (count + 2) // 3 * 4 + 2
 
 
-@kernel
 def write_base64(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
-    """`count` bytes in standard base64 with padding, quoted."""
+    """Write `count` bytes as quoted base64 with padding."""
+    alphabet = source(ALPHABET)
     to = poke(out, to, 34)
     whole = at + count // 3 * 3
     while at < whole:
         bits = (big16(buf, at) << 8) | byte(buf, at + 2)
-        for shift in (18, 12, 6, 0):
-            to = poke(out, to, byte(_ALPHABET, (bits >> shift) & 63))
+        poke(out, to, byte(alphabet, bits >> 18))
+        poke(out, to + 1, byte(alphabet, (bits >> 12) & 63))
+        poke(out, to + 2, byte(alphabet, (bits >> 6) & 63))
+        to = poke(out, to + 3, byte(alphabet, bits & 63))
         at += 3
     left = count % 3
     if left:
         bits = byte(buf, at) << 16
         if left == 2:
             bits |= byte(buf, at + 1) << 8
-        to = poke(out, to, byte(_ALPHABET, bits >> 18))
-        to = poke(out, to, byte(_ALPHABET, (bits >> 12) & 63))
-        to = poke(out, to, byte(_ALPHABET, (bits >> 6) & 63) if left == 2 else 61)
+        to = poke(out, to, byte(alphabet, bits >> 18))
+        to = poke(out, to, byte(alphabet, (bits >> 12) & 63))
+        to = poke(out, to, byte(alphabet, (bits >> 6) & 63) if left == 2 else 61)
         to = poke(out, to, 61)
     return poke(out, to, 34)
 
 
-@kernel
+def write_hex(value: int, out: Bytes, to: int) -> int:
+    """Write a byte as two hexadecimal digits."""
+    high, low = value >> 4, value & 15
+    to = poke(out, to, high + (48 if high < 10 else 87))
+    return poke(out, to, low + (48 if low < 10 else 87))
+
+
 def write_uuid(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
-    """Sixteen bytes as a quoted canonical UUID."""
+    """Write 16 bytes as a quoted UUID in canonical form."""
     if count != 16:
-        return UNSUPPORTED
+        return -1
     to = poke(out, to, 34)
     for i in range(16):
         if i == 4 or i == 6 or i == 8 or i == 10:
             to = poke(out, to, 45)
-        value = byte(buf, at + i)
-        to = poke(out, to, byte(_HEX, value >> 4))
-        to = poke(out, to, byte(_HEX, value & 15))
+        to = write_hex(byte(buf, at + i), out, to)
     return poke(out, to, 34)
 
 
-@inlined
-def _scale(buf: Bytes, at: int, end: int) -> tuple[int, int]:
-    """The scale that starts a decimal and the offset of its digits; the offset is -1 where no server writes such."""
+def read_scale(buf: Bytes, at: int, end: int) -> tuple[int, int]:
+    """Return the scale of a decimal and the offset of its digits; -1 if its encoding is unusual."""
     marker = byte(buf, at)
     if marker < 0x80:
         return marker, at + 1
@@ -96,28 +101,27 @@ def _scale(buf: Bytes, at: int, end: int) -> tuple[int, int]:
     return 0, -1
 
 
-@inlined
-def _nibble(buf: Bytes, at: int, index: int) -> int:
+def nibble(buf: Bytes, at: int, index: int) -> int:
+    """Return nibble number `index` of the bytes from `at` on."""
     value = byte(buf, at + (index >> 1))
     return value & 15 if index & 1 else value >> 4
 
 
-@kernel
 def write_decimal(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
-    """Packed decimal digits as a quoted number in plain notation, its scale kept."""
+    """Write a packed decimal as a quoted number in plain notation, with its scale."""
     end = at + count
     if count < 2:
-        return UNSUPPORTED
-    scale, at = _scale(buf, at, end)
+        return -1
+    scale, at = read_scale(buf, at, end)
     if at < 0 or at >= end or not -DECIMAL_DIGITS_MAX <= scale <= DECIMAL_DIGITS_MAX:
-        return UNSUPPORTED
+        return -1
     stop = 2 * (end - at) - 1  # the nibble that holds the sign
-    sign = _nibble(buf, at, stop)
+    sign = nibble(buf, at, stop)
     first = 0
-    while first < stop - 1 and _nibble(buf, at, first) == 0:
+    while first < stop - 1 and nibble(buf, at, first) == 0:
         first += 1
     if sign < 10 or stop - first > DECIMAL_DIGITS_MAX or stop < 1:
-        return UNSUPPORTED
+        return -1
     to = poke(out, to, 34)
     if sign == 0xB or sign == 0xD:
         to = poke(out, to, 45)
@@ -129,60 +133,48 @@ def write_decimal(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
             to = poke(out, to, 48)
     point = stop - scale
     for index in range(first, stop):
-        digit = _nibble(buf, at, index)
+        digit = nibble(buf, at, index)
         if digit > 9:
-            return UNSUPPORTED
+            return -1
         if index == point:
             to = poke(out, to, 46)
         to = poke(out, to, 48 + digit)
-    if _nibble(buf, at, first) != 0:
+    if nibble(buf, at, first) != 0:
         for _ in range(-scale):
             to = poke(out, to, 48)
     return poke(out, to, 34)
 
 
-@inlined
-def _little(buf: Bytes, at: int, width: int) -> int:
-    """A signed number of `width` bytes, least significant first."""
-    value = 0
-    for i in range(width):
-        value |= byte(buf, at + i) << (8 * i)
-    sign = 1 << (8 * width - 1)
-    return (value ^ sign) - sign
-
-
-@inlined
-def _write_two(value: int, out: Bytes, to: int) -> int:
+def write_two(value: int, out: Bytes, to: int) -> int:
+    """Write a number below 100 as two digits."""
     to = poke(out, to, 48 + value // 10)
     return poke(out, to, 48 + value % 10)
 
 
-@inlined
-def _write_date(days: int, out: Bytes, to: int) -> int:
-    """YYYY-MM-DD of a day counted from 1970-01-01, in the proleptic Gregorian calendar."""
-    days += 719468  # from 0000-03-01, so that a leap day ends its year
+def write_date(days: int, out: Bytes, to: int) -> int:
+    """Write the date of a day counted from 0000-01-01 as YYYY-MM-DD, in the proleptic Gregorian calendar."""
+    days += 146097 - 60  # from March 1 of the year -400: years that begin in March end with the leap day
     era = days // 146097
     day_of_era = days - era * 146097
     year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36524 - day_of_era // 146096) // 365
     day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
     month = (5 * day_of_year + 2) // 153
     day = day_of_year - (153 * month + 2) // 5 + 1
-    year = year_of_era + era * 400 + (1 if month >= 10 else 0)
-    to = _write_two(year // 100, out, to)
-    to = _write_two(year % 100, out, to)
+    year = year_of_era + (era - 1) * 400 + (1 if month >= 10 else 0)
+    to = write_two(year // 100, out, to)
+    to = write_two(year % 100, out, to)
     to = poke(out, to, 45)
-    to = _write_two(month - 9 if month >= 10 else month + 3, out, to)
+    to = write_two(month - 9 if month >= 10 else month + 3, out, to)
     to = poke(out, to, 45)
-    return _write_two(day, out, to)
+    return write_two(day, out, to)
 
 
-@inlined
-def _write_fraction(nanoseconds: int, out: Bytes, to: int) -> int:
-    """The fraction of a second in as many groups of three digits as it needs."""
+def write_fraction(nanoseconds: int, out: Bytes, to: int) -> int:
+    """Write the fraction of a second in groups of three digits, without trailing groups of zeros."""
     if nanoseconds == 0:
         return to
     to = poke(out, to, 46)
-    poke64(out, to, eight_digits(np.uint64(nanoseconds // 10)) | _ZEROS)
+    poke64(out, to, eight_digits(word(nanoseconds // 10)) | ZEROS)
     if nanoseconds % 1_000_000 == 0:
         return to + 3
     if nanoseconds % 1_000 == 0:
@@ -190,50 +182,47 @@ def _write_fraction(nanoseconds: int, out: Bytes, to: int) -> int:
     return poke(out, to + 8, 48 + nanoseconds % 10)
 
 
-FIRST_SECOND, LAST_SECOND = -62167219200, 253402300799
-"""The years 0 to 9999."""
-
-
-@kernel
 def write_datetime(buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
-    """A point in time as a quoted ISO 8601 text, in its own offset from UTC."""
+    """Write a datetime as quoted ISO 8601 text with its offset from UTC."""
     if count != 8 and count != 16:
-        return UNSUPPORTED
-    seconds = _little(buf, at, 8)
+        return -1
+    seconds = signed(little64(buf, at))
     nanoseconds = offset = zone = 0
     if count == 16:
-        nanoseconds = _little(buf, at + 8, 4)
-        offset = _little(buf, at + 12, 2)
-        zone = _little(buf, at + 14, 2)
+        rest = signed(little64(buf, at + 8))  # nanoseconds of 4 bytes, minutes from UTC and time zone of 2 each
+        nanoseconds = signed32(rest)
+        offset = signed32(rest >> 16) >> 16
+        zone = rest >> 48
     if not (0 <= nanoseconds < NANOSECONDS and OFFSET_MIN <= offset <= OFFSET_MAX and 0 <= zone <= ZONE_INDEX_MAX):
-        return UNSUPPORTED
+        return -1
     if not FIRST_SECOND - DAY <= seconds <= LAST_SECOND + DAY:
-        return UNSUPPORTED
+        return -1
     seconds += offset * 60
     if not FIRST_SECOND <= seconds <= LAST_SECOND:
-        return UNSUPPORTED
-    to = _write_date(seconds // DAY, out, poke(out, to, 34))
+        return -1
+    seconds -= FIRST_SECOND
+    to = write_date(seconds // DAY, out, poke(out, to, 34))
     seconds %= DAY
-    to = _write_two(seconds // 3600, out, poke(out, to, 84))
-    to = _write_two(seconds // 60 % 60, out, poke(out, to, 58))
-    to = _write_two(seconds % 60, out, poke(out, to, 58))
-    to = _write_fraction(nanoseconds, out, to)
+    to = write_two(seconds // 3600, out, poke(out, to, 84))
+    to = write_two(seconds // 60 % 60, out, poke(out, to, 58))
+    to = write_two(seconds % 60, out, poke(out, to, 58))
+    to = write_fraction(nanoseconds, out, to)
     if offset == 0:
         to = poke(out, to, 90)
     else:
         to = poke(out, to, 45 if offset < 0 else 43)
-        to = _write_two(abs(offset) // 60, out, to)
-        to = _write_two(abs(offset) % 60, out, to)
+        offset = -offset if offset < 0 else offset
+        to = write_two(offset // 60, out, to)
+        to = write_two(offset % 60, out, to)
     return poke(out, to, 34)
 
 
-@kernel
 def write_extension(kind: int, buf: Bytes, at: int, count: int, out: Bytes, to: int) -> int:
-    """The payload of an extension of type `kind`."""
-    if kind == DECIMAL:
+    """Write the payload of an extension of type `kind`."""
+    if kind == ExtensionType.DECIMAL:
         return write_decimal(buf, at, count, out, to)
-    if kind == UUID:
+    if kind == ExtensionType.UUID:
         return write_uuid(buf, at, count, out, to)
-    if kind == DATETIME:
+    if kind == ExtensionType.DATETIME:
         return write_datetime(buf, at, count, out, to)
-    return UNSUPPORTED
+    return -1

@@ -116,7 +116,7 @@ def _value(data: bytes, at: int, depth: int) -> tuple[str, int]:
 
 
 def json_key(text: str) -> str:
-    """Return the JSON key for a map key with this text: a string as it is, anything else quoted."""
+    """Return the JSON key for a map key with this text: a string unchanged, any other text quoted."""
     return text if text[0] == '"' else json.dumps(text, ensure_ascii=False)
 
 

@@ -1,6 +1,6 @@
 """Rows as Lua statements that a Tarantool server can run, in the format of `tarantoolctl cat --format=lua`.
 
-Unlike those of `tarantoolctl`, these statements reproduce the same data: null is `box.NULL`; decimals, UUIDs and
+Unlike the output of `tarantoolctl`, these statements reproduce the same data: null is `box.NULL`; decimals, UUIDs and
 datetimes are created by their modules; integers beyond 2^53 and doubles without a fraction keep their type; maps stay
 maps. A transaction of several rows is enclosed in `box.begin()` and `box.commit()`. Rows that change no space have no
 statement. Uses `records`. A value that Lua cannot create (an extension of unknown type) is an error.

@@ -24,7 +24,7 @@ from flowstone.history.records import Record, Records, strips, transaction_numbe
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.scan import Cells
-from flowstone.text.flow_text import SEPARATOR, Shape
+from flowstone.text.flow_shapes import SEPARATOR, Shape
 from flowstone.text.yaml_rows import body_parts, yaml_key, yaml_value
 
 

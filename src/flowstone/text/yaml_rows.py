@@ -3,8 +3,8 @@
 Has its own emitter: the types in a log are known, and a general emitter would take ten times as long per row. The text
 is valid YAML 1.1 and 1.2. Strings are always quoted, so that none is mistaken for a number or a date; bytes, and
 strings that are not UTF-8, are `!!binary`. With names, tuples and keys are maps of field names, and operations name
-their field. Strips of rows are formatted as columns, their bodies by the kernel in `flow_text`; rows that the kernel
-does not support are formatted one at a time from their `Record`.
+their field. Strips of rows are formatted as columns, their bodies by the kernels of `flow_text`; rows that the kernels
+do not support are formatted one at a time from their `Record`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from flowstone.iproto.extensions import Datetime, ErrorStack, Extension, decimal
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.iproto.slab import Slab
-from flowstone.text.flow_text import HAS_INDEX_BASE, HAS_INDEX_ID, STRANGE, Shape, body_marks, flow_texts
+from flowstone.text.flow_shapes import HAS_INDEX_BASE, HAS_INDEX_ID, STRANGE, Shape
+from flowstone.text.flow_text import flow_texts
+from flowstone.text.flow_text_kernels import body_marks
 
 _CHANGES = [
     kind.value
@@ -169,7 +171,7 @@ def body_parts(strip: Piece, cells: Cells, shape: Shape) -> YamlParts:
     """Return the texts of keys, tuples (in `shape`) and operations, with field names unless `shape` is LIST."""
     count, buf = cells.shape[1], strip.slab.buf
     marks: Cells = np.empty(count, np.int64)
-    body_marks(buf, np.ascontiguousarray(cells[rows_of.BODY_AT]), np.ascontiguousarray(cells[rows_of.ROW_END]), marks)
+    body_marks(buf, cells[rows_of.BODY_AT], cells[rows_of.ROW_END], marks)
     kinds, space_ids = cells[rows_of.TYPE], cells[rows_of.SPACE_ID]
     usual = np.isin(kinds, _CHANGES) & (marks & STRANGE == 0) & (space_ids >= 0)
     keys, tuples, operations = (
@@ -260,7 +262,7 @@ def yaml_key(key: object) -> str:
 
 @lru_cache(maxsize=1024)
 def _named_key(key: str) -> str:
-    if _PLAIN_KEY.fullmatch(key) and key.lower() not in _WORDS:
+    if len(key) < KEY_SIZE_MAX and _PLAIN_KEY.fullmatch(key) and key.lower() not in _WORDS:
         return key
     text = _string(key)
     return text if len(text) < KEY_SIZE_MAX else f"? {text} "

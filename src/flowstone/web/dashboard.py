@@ -115,7 +115,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _query(request: Request, allowed: tuple[str, ...]) -> Mapping[str, str]:
-    """Return the parameters that have a value; raise BadParameter for those that are not allowed."""
+    """Return the parameters that have a value; raise BadParameter for a parameter that is not allowed."""
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in allowed:

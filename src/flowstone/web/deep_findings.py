@@ -80,7 +80,8 @@ class DeepFindings:
         return in_order([*map(self._deepened, self._shallow), *alone])
 
     def _deepened(self, shallow: Finding) -> Finding:
-        """Add the details of the last investigation. The rest comes from the poll: a lag changes with every poll."""
+        """Add the details of the last investigation. All other values come from the poll, because a lag changes with
+        every poll."""
         deep = self._deeper.get(_key(shallow))
         if deep is None:
             return shallow

@@ -1,7 +1,7 @@
 """The dashboard's feed: polls the servers every second, follows their logs, and sends changes to the listeners.
 
 Each event is encoded once for all listeners; transactions are encoded only while there are listeners. Memory is
-bounded. The feed only reads; an unreachable server is shown as such and is never an error.
+bounded. The feed only reads; an unreachable server is shown as unreachable, and is never an error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STATE_SECONDS: Final = 0.5
 """Minimum interval between two states that are sent."""
 
 SEARCHED_AT_ONCE: Final = 50
-"""Transactions searched before yielding to the event loop, which may be that of a database: one or two milliseconds if
+"""Transactions searched before yielding to the event loop, which may also serve a database: one or two milliseconds if
 all their rows are as long as possible. A worker thread would block the loop for longer, because of the GIL."""
 
 SETS_MAX: Final = 32
@@ -167,7 +167,8 @@ class Feed:
         self._note_change()
 
     def _whom_to_follow(self, one: ReplicaSet) -> list[Uri]:
-        """Return the URIs of members that can be followed: the leader first, then those that lack the fewest rows."""
+        """Return the URIs of members that can be followed: the leader first, then the others in the order of missing
+        rows, fewest first."""
         answering = [member for member in one.members if member.report is not None]
 
         def rank(member: Member) -> tuple[bool, int, bool]:
@@ -212,7 +213,7 @@ class Feed:
             now=self._outside.clock.wall(),
             version=self._version,
             sets=tuple(self._watched[uuid].state() for uuid in self._shown),
-            findings=self._wrong.findings,
+            findings=(*self._wrong.findings, *(self._pipeline.findings if self._pipeline is not None else ())),
             pipeline=self._tables,
         )
 

@@ -1,7 +1,7 @@
 """Metrics and health of a dashboard: all servers that it watches, the tails of their logs, findings, and lakes.
 
-Server metrics are the same as those that a server exports about itself. Findings are exported as counts, so that an
-alert needs only one number.
+A server exports the same server metrics about itself. Findings are exported as counts, so that an alert needs only one
+number.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ POINTS_MAX: Final = HISTORY_SECONDS
 """Points of history kept: one per poll."""
 
 POINT_LINKS_MAX: Final = 200
-"""Links kept per point; of a set with more links, those with the largest lag."""
+"""Maximum number of links kept per point; if a set has more links, the links with the largest lag are kept."""
 
 ELECTIONS_MAX: Final = 200
 BATCH_MAX: Final = 100
@@ -109,8 +109,8 @@ class WatchedSet:
     def look(self, replica_set: ReplicaSet, members: Sequence[Uri], asked_at: float) -> None:
         """Record a poll of the set.
 
-        `members` are those that can be followed, best first; if the list is empty because no member answers, the
-        previous one is kept. `asked_at` is the time at which the poll began, in seconds since 1970: some servers take
+        `members` lists the members that can be followed, best first; if it is empty because no member answers, the
+        previous list is kept. `asked_at` is the time at which the poll began, in seconds since 1970: some servers take
         seconds to answer.
         """
         self._now = replica_set

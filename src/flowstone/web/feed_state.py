@@ -1,6 +1,6 @@
 """The types of the dashboard's feed, as its JSON has them; `docs/reference/dashboard.md` is the contract.
 
-Values only. Sets, members and links are those of `observation/`, extended by rates and by the tail of the log.
+Values only. It has the sets, members and links of `observation/`, extended by rates and by the tail of the log.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class ShownLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TailState(msgspec.Struct, frozen=True, kw_only=True):
-    """`seen` counts transactions; `address` is that of the member whose log is followed, or was followed last."""
+    """The state of a tail. `seen` counts transactions; `address` is the member whose log is followed, or was followed
+    last."""
 
     status: str
     address: str | None = msgspec.field(name="from", default=None)
@@ -122,7 +123,7 @@ class LagHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Transactions that are new or have a new status, and the number of those that were skipped."""
+    """Transactions that are new or have a new status, and the number of skipped transactions."""
 
     replicaset_uuid: str = msgspec.field(name="set")
     transactions: tuple[LiveTransaction, ...]

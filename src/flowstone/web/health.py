@@ -136,7 +136,8 @@ def _of_upstreams(report: Report) -> list[str]:
 
 def _of_complaints(report: Report, complaints: Sequence[Complaint]) -> list[str]:
     """Return the complaints about peers that are not among the upstreams of the report: they belong to another replica
-    set, or have never answered. For an orphan, include those about members: they explain why it is an orphan."""
+    set, or have never answered. For an orphan, include reasons about members, because they explain why it is an
+    orphan."""
     upstreams = [peer.upstream for peer in report.replication if peer.upstream is not None]
     statuses = {place_of(side.peer): side.status for side in upstreams if side.peer is not None}
     told: dict[str, None] = {}

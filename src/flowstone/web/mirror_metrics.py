@@ -60,8 +60,12 @@ def _add_progress(families: Families, lake: str, progress: events.MirrorProgress
     families.gauge("flowstone_mirror_lag_rows", text, progress.lag_lsn, lake=lake)
     text = "Tables changed since the mirror started"
     families.gauge("flowstone_mirror_tables", text, len(progress.tables), lake=lake)
+    text = "Values in the quarantine of the lake that are not healed"
+    families.gauge("flowstone_mirror_quarantine_rows", text, progress.quarantine_rows, lake=lake)
     for name, table in progress.tables.items():
         text = "Changes of this table since the mirror started"
         families.counter("flowstone_mirror_table_changes_total", text, table.changes, lake=lake, table=name)
+        text = "Values of this table that did not fit their column since the mirror started"
+        families.counter("flowstone_mirror_misfits_total", text, table.misfits, lake=lake, table=name)
         text = "Version of this table"
         families.gauge("flowstone_mirror_table_version", text, table.version, lake=lake, table=name)

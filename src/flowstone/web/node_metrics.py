@@ -1,8 +1,8 @@
 """Metrics and health of the node in this process: from its report, its counters, its disk usage and the process.
 
-`tnt_…` metrics have Tarantool's meaning; those of its allocators, fibers and Lua do not apply to a node and are
-omitted. A node that waits for its peers can take minutes to start and has no report until then: its state comes from
-its ballot, requested as a peer would, and the reasons from what its log says about the peers.
+`tnt_…` metrics have Tarantool's meaning. Metrics of allocators, fibers and Lua do not apply to a node and are omitted.
+A node that waits for its peers can take minutes to start and has no report until then: its state comes from its ballot,
+requested as a peer would, and the reasons from what its log says about the peers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STATM: Final = "/proc/self/statm"
 class NodeMetrics:
     """`monitoring.Monitored` for `node`, usable from before its start until after its stop.
 
-    `own` is the URI at which the node listens, or will; None if it is not known.
+    `own` is the URI at which the node listens or is going to listen; None if it is unknown.
     """
 
     def __init__(self, node: Node, own: Uri | None = None, outside: Outside | None = None) -> None:

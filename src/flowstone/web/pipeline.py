@@ -1,7 +1,8 @@
 """The tables in the lakes of `flowstone mirror`: the position and the age of each.
 
-Reads the Delta logs with deltalake; needs no Spark and reads no data. A table's position says what it contains. Whether
-changes are missing follows from the positions of the watched replica sets, which the caller passes. Calls block.
+Reads the Delta logs with deltalake; needs no Spark and reads no data. A table's position tells which changes the table
+contains. The caller passes the positions of the watched replica sets, which tell whether changes are missing. Calls
+block.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from deltalake.exceptions import DeltaError
 
 from flowstone.errors import FlowstoneError
 from flowstone.lake.embedded_table import EmbeddedTable
+from flowstone.lake.misfit_findings import misfit_findings
+from flowstone.lake.quarantine import Quarantine
+from flowstone.observation.findings.finding import Finding
 from flowstone.observation.replica_set import missing_row_count
 from flowstone.observation.report import VClock as Lsns
 from flowstone.replication.vclock import VClock
@@ -33,8 +37,14 @@ class Pipeline:
         self._lakes = [_WatchedLake(path) for path in paths]
 
     def look(self, now: float, positions: Mapping[str, Lsns]) -> tuple[PipelineTable, ...]:
-        """Return the current state of all tables. `positions` are those of the watched replica sets, by UUID."""
+        """Return the current state of all tables. `positions` are the positions of the watched replica sets, by
+        UUID."""
         return tuple(table for lake in self._lakes for table in lake.look(now, positions))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings about the lakes, as of the last look."""
+        return tuple(finding for lake in self._lakes for finding in lake.findings)
 
 
 class _WatchedLake:
@@ -42,6 +52,9 @@ class _WatchedLake:
         self._path = path
         self._lake = Lake.open(path, engine="deltalake")
         self._tables: dict[str, EmbeddedTable] = {}
+        self._quarantine = Quarantine(self._lake.path, {})
+        self._quarantine_version = -1
+        self.findings: tuple[Finding, ...] = ()
 
     def look(self, now: float, positions: Mapping[str, Lsns]) -> list[PipelineTable]:
         try:
@@ -50,13 +63,24 @@ class _WatchedLake:
             return [PipelineTable(lake=self._path, table="", status="damaged")]
         for gone in [name for name in self._tables if name not in names]:
             del self._tables[gone]
+        self._look_at_quarantine()
         found = [self._table(name, progress, now, positions) for name in names]
         return [table for table in found if table is not None]
+
+    def _look_at_quarantine(self) -> None:
+        """Update the findings if the quarantine has changed."""
+        try:
+            version = self._quarantine.version
+            if version != self._quarantine_version:
+                self.findings = misfit_findings(self._path, self._quarantine)
+                self._quarantine_version = version
+        except (FlowstoneError, DeltaError, OSError, ValueError):
+            self._quarantine_version = -1
 
     def _table(
         self, name: str, progress: Mapping[str, LakeProgress], now: float, positions: Mapping[str, Lsns]
     ) -> PipelineTable | None:
-        """Return the state of a table; None if the directory is not a table, or is that of a dropped space."""
+        """Return the state of a table; None if the directory is not a table, or belongs to a dropped space."""
         try:
             table = self._opened(name)
             return None if table is None else self._told(name, table, progress, now, positions)

@@ -42,9 +42,9 @@ class WebServer:
     """Serves `application` at `listen` (`HOST:PORT`, or a loopback port; port 0 for any free one).
 
     Use it as `async with WebServer(…) as server`. An address other than loopback requires a `token`
-    (`address.new_token`). With a token, every request must send it, except those to `open_paths`. `hosts` are further
-    host names accepted without a token, for a proxy in front of loopback. `option` is the name of the option that sets
-    the address, for the hint of CannotListen.
+    (`address.new_token`). If there is a token, every request must send it, except requests to `open_paths`. `hosts` are
+    further host names accepted without a token, for a proxy in front of loopback. `option` is the name of the option
+    that sets the address, for the hint of CannotListen.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WebServer:
         await self._server.is_answering.wait()
 
     async def stop(self) -> None:
-        """Close all connections; those of event streams after STOP_SECONDS."""
+        """Close all connections; close connections of event streams after STOP_SECONDS."""
         self._server.should_exit = True
         task, self._task = self._task, None
         if task is not None:

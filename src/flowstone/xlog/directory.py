@@ -1,7 +1,7 @@
 """A directory of log files: the newest snapshot, the logs that cover a position, the gaps.
 
 Relies on `outside.disk`. Reads only names and text headers, each header at most once. Ignores other files and never
-changes anything. The rules are those of a real server's recovery (`docs/spec/files.md#log-recovery`).
+changes anything. It follows the rules of a real server's recovery (`docs/spec/files.md#log-recovery`).
 """
 
 from __future__ import annotations

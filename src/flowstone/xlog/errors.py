@@ -94,7 +94,7 @@ class LogGap(XlogError):
         super().__init__(
             f"{path}: log has a gap between {_text(have)} and {_text(need)}: LSN {ranges or 'unknown'} missing",
             path=path,
-            hint=f"bring the missing .xlog files back, or continue without these rows {BY_FORCE}",
+            hint=f"restore the missing .xlog files, or skip the missing rows {BY_FORCE}",
         )
         self.have = dict(have)
         self.need = dict(need)

@@ -18,26 +18,27 @@ from typing import Self
 import numpy as np
 import zstandard
 
-from flowstone.iproto import scan as rowscan
+from flowstone.iproto import row_scanner
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.iproto.slab import Skipped, Slab
 from flowstone.outside.disk import Disk, File
-from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, ROW_MAGIC, checksum, decode_fixheader, decompress
-from flowstone.xlog.errors import BlockTooLarge, DamagedLog
-from flowstone.xlog.meta import HEADER_READ_SIZE, FileType, Meta, parse
-from flowstone.xlog.transactions import LogTransaction, group
-from flowstone.xlog.walk import (
+from flowstone.xlog.block import EOF_MAGIC, ROW_MAGIC, checksum, decode_fixheader, decompress
+from flowstone.xlog.block_table import (
     BLOCK_AT,
     BLOCK_COLUMNS,
     CONTENT_BOUND,
+    FIXHEADER_SIZE,
     IS_ZSTD,
     NEED,
     PAYLOAD_AT,
     PAYLOAD_END,
-    walk,
 )
+from flowstone.xlog.errors import BlockTooLarge, DamagedLog
+from flowstone.xlog.meta import HEADER_READ_SIZE, FileType, Meta, parse
+from flowstone.xlog.transactions import LogTransaction, group
+from flowstone.xlog.walk import walk
 
 CHUNK_SIZE = 1024 * 1024
 """Bytes of the file per chunk: some 50 000 rows, enough to make calls cheap and few enough to stay in the caches."""
@@ -64,7 +65,7 @@ class EndingKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a file ends: `offset` is the end of its last whole block, `lost` the number of unusable bytes after it."""
+    """The end of a file: `offset` is the end of its last whole block, `lost` the number of unusable bytes after it."""
 
     kind: EndingKind
     offset: int
@@ -93,7 +94,7 @@ class Chunk:
         skipped: list[Skipped] = []
         payload, spans, offsets = self._unpack(skipped)
         buf: Bytes = np.frombuffer(payload, np.uint8)
-        found = rowscan.scan(buf, spans, leave_out_wrong=self.force)
+        found = row_scanner.scan(buf, spans, leave_out_wrong=self.force)
         for span, wrong_at in found.wrong:
             why = f"row at byte {wrong_at - int(spans[span, 0])} of the block's rows is malformed"
             self._skip(DamagedLog(self.path, int(offsets[span]), why), skipped)
@@ -338,7 +339,9 @@ class LogFile:
                 if self._searched > SEARCH_FACTOR * size:
                     if is_next_sound or self.force:
                         return next_at if is_next_sound else None
-                    raise DamagedLog(self.path, damaged, f"{what}, and too much follows to search for a sound block")
+                    raise DamagedLog(
+                        self.path, damaged, f"{what}, and the rest is too large to search for an intact block"
+                    )
                 found = window.find(MAGIC_PREFIX, found + 1)
             at += CHUNK_SIZE
         if is_next_sound:

@@ -1,8 +1,8 @@
 """Transactions: rows that share a TSN, grouped when read and marked when written.
 
-Does no I/O. The checks are those of a real receiver (`docs/spec/files.md#grouping`, `docs/spec/files.md#local-rows`).
-The rows written are those of a real server: the TSN is the LSN of the first global row, and only the last row has
-COMMIT and the limbo's flags.
+Does no I/O. Checks rows as a real receiver does (`docs/spec/files.md#grouping`, `docs/spec/files.md#local-rows`).
+Writes the same rows as a real server: the TSN is the LSN of the first global row, and only the last row has COMMIT and
+the limbo's flags.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Writers of log files: `LogWriter` appends to an `.xlog`, `SnapWriter` writes a `.snap`, which appears complete.
 
-Relies on `outside.disk`. A file is created as `NAME.inprogress` and renamed to `NAME` once its header is written
-(xlog) or all of it is (snap). Rows are written as they are. After a failed write an xlog ends with a whole block again,
-so no block ever follows garbage. The caller decides which rows to write and when to sync.
+Relies on `outside.disk`. A file is created as `NAME.inprogress` and renamed to `NAME` once its header is written (xlog)
+or all of it is (snap). Rows are written as they are, in blocks that are flushed at 128 KiB (`FLUSH_THRESHOLD`). After a
+failed write the xlog is truncated to its last whole block, so no block ever follows garbage. The caller decides which
+rows to write and when to sync.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from flowstone.outside.disk import Disk, File
 from flowstone.xlog.block import (
     COMPRESS_THRESHOLD,
     EOF_MAGIC,
-    FIXHEADER_SIZE,
     FLUSH_THRESHOLD,
     checksum,
     encode_block,
     encode_fixheader,
     new_compressor,
 )
+from flowstone.xlog.block_table import FIXHEADER_SIZE
 from flowstone.xlog.errors import LsnUsedTwice, WriteFailed, XlogError
 from flowstone.xlog.meta import HEADER_READ_SIZE, HEADER_SIZE_MAX, FileType, Meta, encode, file_name, parse
 from flowstone.xlog.reader import LogFile
@@ -198,7 +199,7 @@ class LogWriter:
         """End this file and return the next one, whose PrevVClock is the VClock of this file.
 
         A file without rows is continued instead, because the next file would have the same name. If the next file
-        cannot be created, this one stays as it was.
+        cannot be created, the current file does not change.
         """
         if self._vclock == self.meta.vclock:
             return self
@@ -228,7 +229,7 @@ class LogWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is, without an end marker."""
+        """Close the file without writing an end marker."""
         self._is_usable = False
         self._file.close()
 
@@ -379,7 +380,7 @@ class SnapWriter:
 
 
 def _batches(transactions: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
-    """Return groups of whole transactions, each of which becomes one block."""
+    """Return groups of whole transactions; each group becomes one block."""
     if sum(map(len, transactions)) < FLUSH_THRESHOLD - FIXHEADER_SIZE:
         return (transactions,) if transactions else ()
     return _cut_at_threshold(transactions)

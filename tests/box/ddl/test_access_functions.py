@@ -106,7 +106,7 @@ STEPS = (
 
 
 DIFFERENT = {
-    # It says "access to vinyl": the name is read past the end of a table.
+    # The server reads the name past the end of a table, and reports "access to vinyl".
     'box.session.su(\'bob\', function() box.schema.user.grant("eve", "read", "space") end)': 42,
 }
 """Places where our error is better than the real one, and its code."""
@@ -122,7 +122,7 @@ def ours() -> Outcome:
     return our_outcome(STEPS)
 
 
-def test_every_step_gives_the_same_result(real: Outcome, ours: Outcome) -> None:
+def test_every_step_has_the_result_of_the_real_server(real: Outcome, ours: Outcome) -> None:
     found = differences(STEPS, real, ours, DIFFERENT)
     assert not found, f"{len(found)} of {len(STEPS)}\n" + "\n".join(found)
 
@@ -132,14 +132,14 @@ def test_rows_equal_those_of_the_real_server(real: Outcome, ours: Outcome, table
     assert ours.tables[table] == real.tables[table]
 
 
-def test_privileges_are_named_and_numbered() -> None:
+def test_privilege_names_are_converted_to_bits_and_back() -> None:
     for dialect in Dialect:
         bits = privilege_bits("read, write,Execute", "universe", dialect)
         assert bits == Privilege.READ | Privilege.WRITE | Privilege.EXECUTE
     assert privilege_names(bits) == "read,write,execute"
 
 
-def test_only_the_older_dialect_takes_names_inside_of_words() -> None:
+def test_only_dialect_2_6_finds_privilege_names_inside_words() -> None:
     assert privilege_bits("unread", "space", Dialect.V2_6) == Privilege.READ
     with pytest.raises(errors.UnsupportedPriv, match="Unsupported space privilege 'unread'"):
         privilege_bits("unread", "space", Dialect.V2_11)
@@ -162,7 +162,7 @@ def test_info_lists_the_privileges_of_a_user() -> None:
     assert ["execute", "function", "box.schema.user.info"] in run(box, ddl.role_info, "public")
 
 
-def test_a_disabled_user_cannot_log_in_until_enabled() -> None:
+def test_disabled_user_cannot_log_in_until_enabled() -> None:
     box = bootstrapped()
     run(box, ddl.create_user, "bob")
     run(box, ddl.disable_user, "bob")
@@ -180,7 +180,7 @@ def test_users_and_roles_have_separate_namespaces() -> None:
     assert run(box, ddl.user_exists, "guest")
 
 
-def test_a_user_may_change_its_own_password() -> None:
+def test_user_may_change_its_own_password() -> None:
     box = bootstrapped(Dialect.V2_11)
     run(box, ddl.create_user, "bob", password="old", time=5)
     before = box.access.user("bob")

@@ -54,7 +54,7 @@ def test_every_change_can_be_rolled_back() -> None:
                 assert state(box) == before, step.lua
 
 
-def test_rejected_row_changes_nothing() -> None:
+def test_rejected_row_has_no_effect() -> None:
     box = bootstrapped()
     before, version = state(box), box.schema_version
     transaction = box.begin()
@@ -84,7 +84,7 @@ def test_truncation_keeps_tuples_of_read_views_and_can_be_rolled_back() -> None:
     assert rows(box, "t") == [(1, "x")]
 
 
-def test_truncating_a_local_space_is_a_local_row() -> None:
+def test_truncation_of_a_local_space_is_a_local_row() -> None:
     box = bootstrapped()
     run(box, ddl.create_space, "here", is_local=True)
     transaction = box.begin()
@@ -119,7 +119,7 @@ def test_recovery_keeps_unsupported_definitions() -> None:
     for index_id in (1, 2, 3):
         with pytest.raises(errors.Unsupported, match="Flowstone does not support"):
             statements.select(box.begin(), shapes, index_id)
-    # They can be dropped nevertheless.
+    # They can still be dropped.
     run(box, ddl.drop_space, "shapes")
     assert "shapes" not in box.names
 
@@ -180,7 +180,7 @@ def directories() -> list[Path]:
 
 
 @pytest.mark.parametrize("directory", directories(), ids=lambda path: "/".join(path.parts[-4:]))
-def test_recorded_directories_are_understood(directory: Path) -> None:
+def test_recorded_directories_are_recovered(directory: Path) -> None:
     box = Box(Dialect.V2_11)
     box.is_recovering = True
     snapshot = min(directory.glob("*.snap"))

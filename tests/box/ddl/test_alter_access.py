@@ -1,4 +1,4 @@
-"""Rows of `_user`, `_priv`, `_func` and `_collation`, and their effects; test_ddl.py compares the errors."""
+"""Rows of `_user`, `_priv`, `_func` and `_collation`, and their effects; test_functions.py compares the errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.box.bootstrapped import bootstrapped, delete, insert, recover, replac
 EMPTY = "vhvewKp0tNyweZQ+cFKAlsyphfg="
 
 
-def test_a_user_is_read_from_its_row() -> None:
+def test_user_is_read_from_its_row() -> None:
     assert read_user((32, 1, "bob", "user", {"chap-sha1": EMPTY})) == User(32, 1, "bob", False, hash_of_hash(""))
     assert read_user((33, 1, "clerks", "role", {})) == User(33, 1, "clerks", True)
     # Lua cannot tell an empty map from an empty array, and 2.11 adds fields.
@@ -33,7 +33,7 @@ def test_user_is_created_and_dropped_with_its_row() -> None:
     assert box.access.find("robert") is None
 
 
-def test_there_are_at_most_32_users_and_roles() -> None:
+def test_number_of_users_and_roles_is_limited_to_32() -> None:
     box = bootstrapped()
     for number in range(USER_MAX - len(box.access.users)):
         run(box, ddl.create_user, f"user {number}")
@@ -42,13 +42,13 @@ def test_there_are_at_most_32_users_and_roles() -> None:
     assert box.access.find("one more") is None
 
 
-def test_plain_text_password_is_rejected_and_not_repeated() -> None:
+def test_plain_text_password_is_rejected_and_not_shown() -> None:
     with pytest.raises(errors.CreateUser) as caught:
         run(bootstrapped(), insert, "_user", 32, 1, "bob", "user", {"chap-sha1": "hunter2"})
     assert "hunter2" not in str(caught.value)
 
 
-def test_privileges_count_from_their_row_on() -> None:
+def test_privileges_take_effect_with_their_row() -> None:
     box = bootstrapped()
     run(box, ddl.create_user, "bob")
     bob = box.access.user("bob").id
@@ -60,13 +60,13 @@ def test_privileges_count_from_their_row_on() -> None:
     assert not box.access.allows(bob, 280) & Privilege.WRITE
 
 
-def test_newer_kinds_of_objects_are_kept() -> None:
+def test_privileges_on_newer_object_types_are_preserved() -> None:
     box = bootstrapped()
     recover(box, [(312, pack((1, 0, "lua_call", "some.function", 4))), (312, pack((1, 0, "sql", 0, 4)))])
     assert box.access.granted(0)["lua_call", "some.function"] == Privilege.EXECUTE
 
 
-def test_functions_are_known_by_name() -> None:
+def test_functions_are_found_by_name() -> None:
     box = bootstrapped()
     run(box, ddl.create_function, "f", setuid=True)
     function = box.functions["f"]
@@ -77,7 +77,7 @@ def test_functions_are_known_by_name() -> None:
     assert "f" not in box.functions
 
 
-def test_collations_are_known_by_id() -> None:
+def test_collations_are_found_by_id() -> None:
     box = bootstrapped()
     run(box, insert, "_collation", 1000, "mine", 1, "ICU", "de", {"strength": "primary"})
     assert box.collations[1000].sort_key("A") == box.collations[1000].sort_key("a")

@@ -38,7 +38,7 @@ def test_members_are_added_and_removed(box: Box) -> None:
     assert [row[0] for row in rows(box, "_cluster")] == [1]
 
 
-def test_former_members_are_remembered_unless_their_deletion_is_rolled_back(box: Box) -> None:
+def test_former_members_are_kept_unless_their_deletion_is_rolled_back(box: Box) -> None:
     run(box, insert, "_cluster", 2, A)
     run(box, insert, "_cluster", 3, B)
     run(box, delete, "_cluster", 2)
@@ -103,12 +103,12 @@ def test_malformed_record_of_a_former_member_is_ignored(box: Box, row: tuple[Any
         ((2, "00000000-0000-0000-0000-000000000000"), errors.InvalidUuid, "Invalid UUID"),
     ],
 )
-def test_a_member_needs_an_id_and_a_uuid(box: Box, row: Any, error: Any, message: str) -> None:
+def test_member_needs_an_id_and_a_uuid(box: Box, row: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         run(box, insert, "_cluster", *row)
 
 
-def test_a_member_keeps_its_uuid(box: Box) -> None:
+def test_uuid_of_a_member_cannot_change(box: Box) -> None:
     run(box, insert, "_cluster", 2, A)
     with pytest.raises(errors.Unsupported, match="Space _cluster does not support updates of instance uuid"):
         run(box, replace, "_cluster", 2, B)
@@ -129,7 +129,7 @@ def test_recovery_accepts_unknown_keys_and_ids(box: Box) -> None:
         run(box, replace, "_schema", "replicaset_uuid", B)
 
 
-def test_schema_version_decides_whether_an_upsert_may_change_a_field_twice(box: Box) -> None:
+def test_schema_version_determines_whether_an_upsert_may_change_a_field_twice(box: Box) -> None:
     assert not box.repeats_updates
     for version, repeats in (((2, 11, 5), False), ((3, 8, 0), True), (("two",), False), ((3,), True)):
         run(box, replace, "_schema", "version", *version)

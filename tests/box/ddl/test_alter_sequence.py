@@ -1,4 +1,4 @@
-"""Rows of `_sequence`, `_sequence_data` and `_space_sequence`; test_ddl.py compares the errors."""
+"""Rows of `_sequence`, `_sequence_data` and `_space_sequence`; test_functions.py compares the errors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.box.bootstrapped import bootstrapped, delete, insert, recover, replac
 
 @pytest.fixture
 def box() -> Box:
-    """With space `t` and its generated sequence."""
+    """Return a box with space `t` and its generated sequence."""
     box = bootstrapped()
     run(box, ddl.create_space, "t")
     run(box, ddl.create_index, "t", "pk", sequence=True)
     return box
 
 
-def test_a_generated_sequence_numbers_the_tuples(box: Box) -> None:
+def test_generated_sequence_numbers_the_tuples(box: Box) -> None:
     assert run(box, insert, "t", None, "a") == (1, "a")
     assert run(box, insert, "t", 10, "b") == (10, "b")
     assert run(box, insert, "t", None, "c") == (11, "c")
 
 
-def test_numbers_of_tuples_are_in_views_and_in_no_log(box: Box) -> None:
+def test_generated_values_are_in_read_views_but_not_in_the_log(box: Box) -> None:
     transaction = box.begin()
     insert(transaction, "t", None)
     assert [statement.space.name for statement in transaction.statements if statement.space] == ["t"]
@@ -36,7 +36,7 @@ def test_numbers_of_tuples_are_in_views_and_in_no_log(box: Box) -> None:
         assert [unpack(row) for row in view.sequence_rows] == [(1, 1)]
 
 
-def test_a_rolled_back_number_is_not_given_again(box: Box) -> None:
+def test_rolled_back_value_is_not_generated_again(box: Box) -> None:
     transaction = box.begin()
     insert(transaction, "t", None)
     transaction.rollback()
@@ -58,7 +58,7 @@ def test_dropped_value_is_restored_by_a_rollback(box: Box) -> None:
     assert box.sequences[1].value == 7
 
 
-def test_a_path_leads_to_the_number() -> None:
+def test_sequence_fills_a_field_found_by_path() -> None:
     box = bootstrapped()
     run(box, ddl.create_space, "t")
     parts = [{"field": 2, "type": "unsigned", "path": "key.id"}]
@@ -66,7 +66,7 @@ def test_a_path_leads_to_the_number() -> None:
     assert run(box, insert, "t", "x", {"key": {"id": None}}) == ("x", {"key": {"id": 1}})
 
 
-def test_old_rows_mean_the_first_part_of_the_primary_key() -> None:
+def test_row_of_an_older_server_means_the_first_part_of_the_primary_key() -> None:
     box = bootstrapped()
     run(box, ddl.create_space, "t")
     run(box, ddl.create_index, "t", "pk", parts=[[2, "unsigned"]])
@@ -77,7 +77,7 @@ def test_old_rows_mean_the_first_part_of_the_primary_key() -> None:
     assert box.space("t").sequence == SpaceSequence(box.sequences[1], 1, None, False)
 
 
-def test_a_sequence_of_a_space_cannot_be_given_to_another(box: Box) -> None:
+def test_generated_sequence_cannot_be_attached_to_another_space(box: Box) -> None:
     run(box, ddl.create_space, "other")
     with pytest.raises(errors.AlterSpace, match="can not attach generated sequence"):
         run(box, ddl.create_index, "other", "pk", sequence="t_seq")

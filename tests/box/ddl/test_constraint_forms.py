@@ -19,7 +19,7 @@ PARENT, CHILD = 512, 513
 
 @pytest.fixture
 def box() -> Box:
-    """With space 512, `parent`, and function 66, `positive`."""
+    """Return a box with space 512, `parent`, and function 66, `positive`."""
     made = bootstrapped_box()
     body = "function(value) return value > 0 end"
     made.functions["positive"] = FunctionDefinition(66, 1, "positive", body=body, is_deterministic=True)
@@ -47,14 +47,14 @@ def test_foreign_key_of_a_field_is_stored_with_ids(box: Box, given: Any, expecte
     assert made(box, {"foreign_key": given}) == ((expected,), ())
 
 
-def test_keys_and_checks_of_whole_tuples_are_options_of_a_space(box: Box) -> None:
+def test_space_options_define_tuple_constraints(box: Box) -> None:
     options = {"foreign_key": {"k": {"space": "parent", "field": {"n": 1, 1: "id"}}}, "constraint": "positive"}
     keys, checks = made(box, {"constraint": {"above": "positive"}}, **options)
     assert keys == (ForeignKey("k", PARENT, (("n", 0), (0, "id"))),)
     assert checks == (CheckConstraint("positive", 66), CheckConstraint("above", 66, 1))
 
 
-def test_format_of_a_space_takes_constraints_too(box: Box) -> None:
+def test_format_space_accepts_constraints(box: Box) -> None:
     made(box, {})
     key = {"space": "parent", "field": "id"}
     ddl.format_space(box.begin(), "child", [{"name": "id", "type": "unsigned", "foreign_key": key}])
@@ -77,12 +77,12 @@ def test_format_of_a_space_takes_constraints_too(box: Box) -> None:
         ({"foreign_key": {1: {"field": 1}}}, "foreign key name must be a string"),
     ],
 )
-def test_definitions_that_cannot_be_stored_are_rejected(box: Box, given: dict[str, Any], problem: str) -> None:
+def test_invalid_constraint_definition_is_rejected(box: Box, given: dict[str, Any], problem: str) -> None:
     with pytest.raises(errors.IllegalParams, match=problem):
         made(box, given)
 
 
-def test_complex_key_needs_a_mapping(box: Box) -> None:
+def test_complex_key_requires_a_field_mapping(box: Box) -> None:
     wrong: tuple[Any, ...] = ("id", {})
     for field in wrong:
         with pytest.raises(errors.IllegalParams, match="field must be a table with local field -> foreign field"):

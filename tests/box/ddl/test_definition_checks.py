@@ -1,4 +1,4 @@
-"""Checks of definitions that differ by dialect; the rest is compared with the real server in test_ddl.py."""
+"""Checks of definitions that differ by dialect; test_functions.py compares the others with the real server."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def test_error_names_an_altered_space() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\u2028", "\ufffd", "\x7f"])
-def test_names_are_printable(name: str) -> None:
+def test_name_with_unprintable_characters_is_rejected(name: str) -> None:
     with pytest.raises(errors.Identifier):
         check_identifier(name)
 
 
-def test_any_printable_name_will_do() -> None:
+def test_any_printable_name_is_accepted() -> None:
     for name in ("t", "с пробелом", "名", "a'b\"c", "🜁"):
         check_identifier(name)
 
 
-def test_two_indexes_may_narrow_a_field_but_not_part() -> None:
+def test_indexes_of_a_field_must_have_compatible_types() -> None:
     def space(*kinds: str) -> SpaceDefinition:
         indexes = tuple(
             IndexDefinition(512, number, f"i{number}", "tree", True, (IndexPart(0, kind),))

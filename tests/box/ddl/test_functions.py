@@ -286,7 +286,7 @@ STEPS: tuple[Call, ...] = (
 
 
 DIFFERENT = {
-    # Its bit operations turn 4294967295 into -2 without read.
+    # The server's bit operations turn 4294967295 without read into -2.
     'box.schema.user.revoke("admin", "read", "universe")': 88,
 }
 """Places where our error is better than the real one, and its code."""
@@ -302,7 +302,7 @@ def ours() -> Outcome:
     return our_outcome(STEPS)
 
 
-def test_every_step_gives_the_same_result(real: Outcome, ours: Outcome) -> None:
+def test_every_step_has_the_result_of_the_real_server(real: Outcome, ours: Outcome) -> None:
     found = differences(STEPS, real, ours, DIFFERENT)
     assert not found, f"{len(found)} of {len(STEPS)}\n" + "\n".join(found)
 
@@ -353,7 +353,7 @@ def test_every_function_is_in_the_registry() -> None:
 @pytest.mark.parametrize(
     "junk", [None, 0, -1, 1.5, True, "", "t", b"x", (), ("a",), {}, {"name": "a"}, {1: {}}, 10**19]
 )
-def test_arguments_of_any_kind_give_an_error_with_a_code(junk: Any) -> None:
+def test_arguments_of_any_type_raise_an_error_with_a_code(junk: Any) -> None:
     box = bootstrapped()
     for name in ddl.__all__:
         function = getattr(ddl, name)

@@ -1,4 +1,4 @@
-"""Sequences and functions, beyond what test_ddl.py compares with the real server."""
+"""Sequences and functions: cases that test_functions.py does not compare with the real server."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_next_is_logged_and_current_is_not(box: Box) -> None:
     assert rows(box, "_sequence_data") == [(1, 5)]
 
 
-def test_current_before_next_is_an_error(box: Box) -> None:
+def test_current_before_next_raises_an_error(box: Box) -> None:
     with pytest.raises(errors.SequenceNotStarted, match="Sequence 's' is not started"):
         run(box, ddl.current_value, "s")
 
 
-def test_reset_begins_again(box: Box) -> None:
+def test_reset_sequence_restarts(box: Box) -> None:
     run(box, ddl.set_value, "s", 100)
     assert run(box, ddl.next_value, "s") == 101
     run(box, ddl.reset_sequence, "s")
@@ -38,7 +38,7 @@ def test_reset_begins_again(box: Box) -> None:
     assert run(box, ddl.next_value, "s") == 5
 
 
-def test_a_descending_sequence_begins_at_its_end(box: Box) -> None:
+def test_descending_sequence_starts_at_its_maximum(box: Box) -> None:
     made = run(box, ddl.create_sequence, "down", step=-1)
     assert made.next() == -1
 

@@ -1,4 +1,4 @@
-"""Spaces and indexes, beyond what test_ddl.py compares with the real server."""
+"""Spaces and indexes: cases that test_functions.py does not compare with the real server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_next_space_id_is_counted_in_2_6_and_after_the_highest_in_2_11() -> None
         assert made == expected
 
 
-def test_nil_options_are_absent() -> None:
+def test_nil_options_are_ignored() -> None:
     box = bootstrapped()
     run(box, ddl.create_space, "t", format=None, id=None, temporary=None)
     index, result = run(box, ddl.create_index, "t", "pk", parts=None, sequence=None)
@@ -39,7 +39,7 @@ def test_generated_sequence_is_dropped_with_its_space() -> None:
     assert rows(box, "_sequence_data") == []
 
 
-def test_dropping_an_absent_object() -> None:
+def test_dropping_an_absent_object_fails_unless_if_exists() -> None:
     box = bootstrapped()
     run(box, ddl.drop_space, "nowhere", if_exists=True)
     for space, name in (("nowhere", "nowhere"), (999, "#999")):
@@ -58,7 +58,7 @@ def test_format_that_does_not_match_the_tuples_is_rejected() -> None:
     assert box.space("t").definition.field_names == ("id", "note")
 
 
-def test_a_part_of_2_11_has_the_collation_of_its_field() -> None:
+def test_part_of_2_11_has_the_collation_of_its_field() -> None:
     for dialect, collation in ((Dialect.V2_6, None), (Dialect.V2_11, 2)):
         box = bootstrapped(dialect)
         run(box, ddl.create_space, "t", format=[{"name": "s", "type": "string", "collation": "unicode_ci"}])
@@ -66,7 +66,7 @@ def test_a_part_of_2_11_has_the_collation_of_its_field() -> None:
         assert index.definition.parts[0].collation == collation
 
 
-def test_an_index_of_2_11_can_leave_out_tuples_with_nil() -> None:
+def test_index_of_2_11_can_exclude_tuples_with_nil() -> None:
     box = bootstrapped(Dialect.V2_11)
     run(box, ddl.create_space, "t")
     run(box, ddl.create_index, "t", "pk")

@@ -33,7 +33,7 @@ def collation_id(name: str) -> int | None:
         ({"name": "a", "more": "of it"}, {"name": "a", "type": "any", "more": "of it"}),
     ],
 )
-def test_a_field_becomes_a_map(given: Any, stored: dict[str, Any]) -> None:
+def test_field_is_stored_as_a_map(given: Any, stored: dict[str, Any]) -> None:
     assert stored_format([given], collation_id) == [stored]
 
 
@@ -46,7 +46,7 @@ def test_a_field_becomes_a_map(given: Any, stored: dict[str, Any]) -> None:
         ({"name": "a", "collation": "elvish"}, "format[1]: collation was not found by name 'elvish'"),
     ],
 )
-def test_a_senseless_field_is_illegal(given: Any, problem: str) -> None:
+def test_invalid_field_is_rejected(given: Any, problem: str) -> None:
     with pytest.raises(errors.IllegalParams) as caught:
         stored_format([given], collation_id)
     assert caught.value.message == f"Illegal parameters, {problem}"
@@ -93,7 +93,7 @@ def test_parts_without_options_are_stored_as_pairs(parts: Any, stored: list[Any]
         (({"field": 1, "collation": "elvish"},), "options.parts[1]: collation was not found by name 'elvish'"),
     ],
 )
-def test_senseless_parts_are_illegal(parts: Any, problem: str) -> None:
+def test_invalid_parts_are_rejected(parts: Any, problem: str) -> None:
     with pytest.raises(errors.IllegalParams) as caught:
         stored_parts(FORMAT, parts, collation_id)
     assert caught.value.message == f"Illegal parameters, {problem}"
@@ -110,11 +110,11 @@ def test_senseless_parts_are_illegal(parts: Any, problem: str) -> None:
         ("document[1]", (2, "[1]")),
     ],
 )
-def test_a_field_is_found_by_number_name_or_path(path: Any, resolved: Any) -> None:
+def test_field_is_found_by_number_name_or_path(path: Any, resolved: Any) -> None:
     assert resolve_field(FORMAT, path, "here") == resolved
 
 
-def test_a_lua_table_counts_up_to_its_first_gap() -> None:
+def test_lua_table_ends_at_its_first_gap() -> None:
     assert stored_format({1: "a", 2: ("b", "string"), 4: "d"}, collation_id) == [
         {"name": "a", "type": "any"},
         {"name": "b", "type": "string"},

@@ -9,7 +9,7 @@ from flowstone.iproto import errors
 from tests.box.bootstrapped import bootstrapped
 
 
-def test_rows_are_found_by_a_beginning_of_their_key() -> None:
+def test_rows_are_found_by_a_partial_key() -> None:
     transaction = bootstrapped().begin()
     assert has_rows(transaction, 288, 0, 280)
     assert has_rows(transaction, 288, 0, 280, 2)
@@ -29,7 +29,7 @@ def test_grants_are_found_by_their_object() -> None:
     assert not has_grants(transaction, "space", 280)
 
 
-def test_a_row_about_no_space_is_an_error() -> None:
+def test_row_of_an_absent_space_raises_an_error() -> None:
     transaction = bootstrapped().begin()
     assert space_of(transaction, 280).name == "_space"
     with pytest.raises(errors.NoSuchSpace, match="Space '999' does not exist"):

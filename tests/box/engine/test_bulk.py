@@ -54,7 +54,7 @@ def in_bulk(lane: Lane, kind: str, rows: list[tuple[Any, ...]], written: BulkWri
 
 
 def one_by_one(box: Box, kind: str, rows: list[tuple[Any, ...]]) -> bool | list[bytes | None]:
-    """The same, but inserts are rolled back if one of them fails."""
+    """Execute the statements one by one; roll all inserts back if one of them fails."""
     transaction, space = box.begin(), box.space(512)
     index = space.index(0)
     if kind == "delete":
@@ -82,7 +82,7 @@ def test_bulk_load_equals_loading_one_by_one(
     numbered = iter(range(1000))
 
     def rows(keys: list[int]) -> list[tuple[Any, ...]]:
-        """All are different."""
+        """Return rows that all differ."""
         return [(key, next(numbered)) if defined is NUMBERS else (next(numbered), "t" * key) for key in keys]
 
     for row in rows(before):

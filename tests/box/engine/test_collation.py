@@ -1,4 +1,4 @@
-"""Collations: the order of the real server, and the errors when they are unavailable."""
+"""Collations: the order of the real server, and the errors if the ICU library is unavailable."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ TEXTS = [
 ]
 
 
-def test_case_and_accents_count_by_strength() -> None:
+def test_strength_determines_whether_case_and_accents_matter() -> None:
     assert UNICODE_CI.sort_key("Résumé") == UNICODE_CI.sort_key("RESUME")
     shuffled = ["z", "RÉSUMÉ", "résumé", "Resume", "resume"]
     assert sorted(shuffled, key=UNICODE.sort_key) == ["resume", "Resume", "résumé", "RÉSUMÉ", "z"]
 
 
-def test_options_of_the_row_are_used() -> None:
+def test_collation_has_the_options_of_its_row() -> None:
     numeric = read_collation((300, "numbers", 1, "ICU", "", {"numeric_collation": "on"}))
     upper_first = read_collation((301, "upper", 1, "ICU", "en_US", {"case_first": "UPPER_FIRST"}))
     assert numeric.sort_key("a9") < numeric.sort_key("a10")
@@ -77,7 +77,7 @@ def test_invalid_utf8_is_replaced() -> None:
     assert UNICODE.sort_key("a\udcff") == UNICODE.sort_key("a\ufffd")
 
 
-def test_a_binary_collation_gives_the_bytes() -> None:
+def test_binary_collation_returns_the_bytes() -> None:
     assert Collation(3, "binary", "BINARY").sort_key("é\udcff") == b"\xc3\xa9\xff"
 
 
@@ -104,7 +104,7 @@ def test_index_without_the_icu_library_raises_on_first_use(monkeypatch: pytest.M
 
 
 @pytest.mark.real
-def test_indexes_with_a_collation_order_as_on_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
+def test_index_order_with_a_collation_equals_that_of_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
     own = [
         ("numbers", "", {"numeric_collation": "ON"}),
         ("upper", "en_US", {"case_first": "UPPER_FIRST"}),

@@ -60,7 +60,7 @@ def test_type_is_recognized_by_its_first_bytes(raw: str, kind: str) -> None:
     assert kind_at(b"\x00" + bytes.fromhex(raw), 1) == getattr(field_types, f"KIND_{kind}")
 
 
-def test_an_unsigned_field_takes_no_number_that_was_written_as_signed() -> None:
+def test_unsigned_field_rejects_a_number_encoded_as_signed() -> None:
     assert ACCEPTS["unsigned"] == KIND_UINT
     assert ACCEPTS["integer"] == KIND_UINT | KIND_INT
 

@@ -1,4 +1,4 @@
-"""Foreign keys: answers equal those of real servers, also in bulk, in transactions and from peers."""
+"""Foreign keys: answers equal those of real servers, including bulk statements, transactions and rows of peers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ MISSING = "239 Foreign key constraint 'f1' failed for field '2 (cid)': foreign t
 
 
 async def test_parent_with_zero_in_a_complex_key_is_kept_while_referenced() -> None:
-    """Real servers treat 0 as nil and delete the tuple; the next test shows that such a row of a peer is applied."""
+    """Real servers treat 0 as nil and delete the tuple; the row of a peer that deletes it is applied."""
     client = await make(
         space(P, field("id"), field("x"), field("y")),
         index(P, 0, 0),
@@ -123,7 +123,7 @@ async def test_rows_of_a_peer_are_checked() -> None:
         statements.upsert(effect, effect.space(system.TRUNCATE_ID), pack((P, 1)), pack((("+", 1, 1),)))
 
 
-async def test_rows_of_a_log_are_believed() -> None:
+async def test_rows_of_a_log_are_not_checked() -> None:
     client = await make(*FAMILY)
     box = client.instance.box
     box.is_recovering = True
@@ -147,7 +147,7 @@ async def test_keys_are_checked_per_statement_of_a_transaction() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2])
-async def test_two_transactions_cannot_break_a_key_together(first: int) -> None:
+async def test_concurrent_transactions_cannot_violate_a_foreign_key(first: int) -> None:
     client = await make(*FAMILY, insert(P, 2, 20))
     for stream in (1, 2):
         await client.request(RequestType.BEGIN, stream=stream)
@@ -158,7 +158,7 @@ async def test_two_transactions_cannot_break_a_key_together(first: int) -> None:
         await client.request(RequestType.COMMIT, stream=3 - first)
 
 
-async def test_a_key_that_is_added_meanwhile_ends_a_transaction_on_its_parent() -> None:
+async def test_concurrently_added_key_aborts_a_transaction_on_its_parent() -> None:
     client = await make(
         space(P, field("id")),
         index(P, 0, 0),
@@ -188,7 +188,7 @@ async def test_guards_are_dropped_with_the_key_and_restored_by_a_rollback() -> N
     assert await answer(client, insert(C, 2, 11)) == MISSING
 
 
-async def test_dialect_2_6_ignores_keys_of_a_format_and_refuses_those_of_flags() -> None:
+async def test_dialect_2_6_ignores_keys_of_a_format_and_rejects_those_of_flags() -> None:
     orphans = [insert(P, 1, 10), insert(C, 1, 11), delete(P, 1)]
     client = await make(*family(P, C), *orphans, dialect=Dialect.V2_6)
     assert client.instance.box.space(P).guards is None
@@ -196,7 +196,7 @@ async def test_dialect_2_6_ignores_keys_of_a_format_and_refuses_those_of_flags()
     assert (await answer(client, space(620, field("id"), **flags))).startswith("111 ")
 
 
-async def test_bulk_paths_leave_guarded_spaces_to_the_statements() -> None:
+async def test_bulk_paths_exclude_spaces_with_foreign_keys() -> None:
     client = await make(*FAMILY, space(620, field("id")), index(620, 0, 0))
     box = client.instance.box
     for number, is_free in ((P, False), (C, False), (620, True)):
@@ -207,7 +207,7 @@ async def test_bulk_paths_leave_guarded_spaces_to_the_statements() -> None:
 
 
 async def test_pipelined_requests_are_checked(tmp_path: Path) -> None:
-    """Through the server, which executes many requests of a turn in bulk and a single one on a separate path."""
+    """The server executes many requests of a turn in bulk, and a single one on a separate path."""
     simple = [
         space(P, field("id")),
         index(P, 0, 0),

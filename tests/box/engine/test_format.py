@@ -1,4 +1,4 @@
-"""Formats: accepted and rejected tuples and the error texts, by example and on random formats of the real server."""
+"""Formats: accepted and rejected tuples and error messages, by example and on random formats of the real server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refusal(format: TupleFormat, raw: bytes) -> tuple[int, str]:
     return 0, ""
 
 
-def test_a_field_must_be_of_its_type() -> None:
+def test_field_must_have_its_type() -> None:
     format = space(FieldDefinition("id", "unsigned"), FieldDefinition("name", "string"), FieldDefinition("any"))
     assert refusal(format, pack((1, "x", None))) == (0, "")
     assert refusal(format, pack((1, "x", 1, 2, 3))) == (0, "")
@@ -63,31 +63,31 @@ def test_field_is_required_unless_nullable() -> None:
     )
 
 
-def test_a_space_may_demand_a_number_of_fields() -> None:
+def test_space_may_require_a_number_of_fields() -> None:
     format = space(field_count=2)
     assert refusal(format, pack((1, 2))) == (0, "")
     assert refusal(format, pack((1,))) == (38, "Tuple field count 1 does not match space field count 2")
 
 
-def test_numbers_must_be_written_as_their_type_is() -> None:
+def test_numbers_must_have_the_encoding_of_their_type() -> None:
     format = space(FieldDefinition("id", "unsigned"), FieldDefinition("d", "double", is_nullable=True))
     assert refusal(format, b"\x92\x01\xcb" + struct.pack(">d", 0.25)) == (0, "")
     assert refusal(format, b"\x92\x01\xca" + struct.pack(">f", 0.25))[0] == 23
     assert refusal(format, b"\x91\xd0\x05")[0] == 23
     assert refusal(format, b"\x91\xcc\x05") == (0, "")
-    # The same bytes elsewhere in the tuple are harmless.
+    # Fields without a format accept any encoding.
     assert refusal(format, b"\x93\x01\xc0\xd0\x05") == (0, "")
     assert refusal(format, b"\x93\x01\xc0\xca" + bytes(4)) == (0, "")
 
 
-def test_doubles_of_2_11_may_be_written_as_any_number_but_a_decimal() -> None:
+def test_double_of_2_11_may_be_any_number_except_a_decimal() -> None:
     newer = TupleFormat(SpaceDefinition(512, "t", fields=(FieldDefinition("d", "double"),)), Dialect.V2_11)
     for raw in b"\x05", b"\xff", b"\xca" + bytes(4), pack(0.5):
         assert refusal(newer, b"\x91" + raw) == (0, "")
     assert refusal(newer, pack((Decimal(1),)))[0] == 23
 
 
-def test_an_index_part_demands_its_type_and_its_field() -> None:
+def test_index_part_requires_its_field_and_type() -> None:
     format = space(indexes=(PK, index(IndexPart(2, "string"), IndexPart(3, "integer", is_nullable=True))))
     assert refusal(format, pack((1, 0, "x"))) == (0, "")
     assert refusal(format, pack((1,))) == (39, "Tuple field 3 required by space format is missing")
@@ -95,7 +95,7 @@ def test_an_index_part_demands_its_type_and_its_field() -> None:
     assert (format.field_count_min, format.field_count_exact) == (3, 0)
 
 
-def test_paths_of_index_parts_are_followed_and_named() -> None:
+def test_error_names_the_path_of_an_index_part() -> None:
     format = space(indexes=(PK, index(IndexPart(1, "string", path="a.b"), IndexPart(2, "unsigned", path="[2]"))))
     assert refusal(format, pack((1, {"a": {"b": "x"}, 1: 2}, (0, 1)))) == (0, "")
     type_message = "type does not match one required by operation: expected"
@@ -151,7 +151,7 @@ def test_every_element_of_a_multikey_array_is_checked() -> None:
         ),
     ],
 )
-def test_parts_that_contradict_the_format_or_each_other_make_no_format(
+def test_contradictory_index_parts_are_rejected(
     fields: list[FieldDefinition], parts: list[IndexPart], error: errors.TarantoolError
 ) -> None:
     with pytest.raises(type(error)) as raised:
@@ -159,7 +159,7 @@ def test_parts_that_contradict_the_format_or_each_other_make_no_format(
     assert raised.value.message == error.message
 
 
-def test_the_stricter_of_two_types_holds() -> None:
+def test_stricter_type_of_field_and_index_part_applies() -> None:
     format = space(FieldDefinition("id", "scalar"), FieldDefinition("a", "number", is_nullable=True))
     assert refusal(format, pack((-1,)))[1].endswith("expected unsigned")
     assert format.masks is not None
@@ -189,7 +189,7 @@ def test_part_that_is_not_nullable_makes_its_field_required() -> None:
         assert refusal(format, pack((1, {}))) == (39, 'Tuple field [2]["a"] required by space format is missing')
 
 
-def test_masks_leave_extensions_to_the_closer_look() -> None:
+def test_masks_leave_extensions_to_the_full_check() -> None:
     format = space(FieldDefinition("id"), FieldDefinition("x"))
     assert format.masks is not None
     assert not format.masks[1] & KIND_EXT
@@ -199,11 +199,11 @@ def test_masks_leave_extensions_to_the_closer_look() -> None:
 
 # --- the real server --------------------------------------------------------------------------------------------------
 
-# Newer than 2.6.0, and uuid, which newer servers take in scalar fields.
+# Types newer than 2.6.0, and uuid, which newer servers accept in scalar fields.
 TYPES = [type for type in ACCEPTS if type not in ("datetime", "interval", "uuid")]
 PART_TYPES = [type for type in TYPES if type not in ("any", "array", "map")]
 PATHS = [None, None, None, "a", "a.b", "[1]", "[2].a", "[*]", "[*].a"]  # not "a[*]", on which 2.6.0 crashes
-NULLABLE_PATHS = ("a", "[2].a", "[*]")  # in all indexes alike: otherwise it crashes, too
+NULLABLE_PATHS = ("a", "[2].a", "[*]")  # equal in all indexes: otherwise 2.6.0 crashes
 
 
 def random_raw(chance: random.Random, depth: int = 0) -> bytes:
@@ -225,7 +225,7 @@ def random_raw(chance: random.Random, depth: int = 0) -> bytes:
 
 
 def fitting_raw(chance: random.Random, type: str) -> bytes:
-    """Return a value that has the type more often than by chance."""
+    """Return a value that often has the type."""
     for _ in range(30):
         raw = random_raw(chance)
         if kind_at(raw, 0) & ACCEPTS[type]:
@@ -380,7 +380,7 @@ def test_rtree_field_is_a_point_or_a_box_as_on_the_real_server(
     assert 0 < sum(answer.code == 101 for answer in answers) < len(answers)
 
 
-def test_an_rtree_finds_its_field_by_a_path() -> None:
+def test_rtree_finds_its_field_by_a_path() -> None:
     format = space(indexes=(PK, rtree(path="where[1]")))
     assert refusal(format, pack((1, {"where": ((1, 2),)}))) == (0, "")
     assert refusal(format, pack((1, {"where": ((1,),)}))) == (
@@ -389,5 +389,5 @@ def test_an_rtree_finds_its_field_by_a_path() -> None:
     )
 
 
-def test_a_space_with_an_rtree_is_not_judged_by_the_kinds_of_its_fields_alone() -> None:
+def test_space_with_an_rtree_has_no_masks() -> None:
     assert space(indexes=(PK, rtree())).masks is None

@@ -1,4 +1,4 @@
-"""Rows of `_func`, old and new."""
+"""Rows of `_func`, from older and newer servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROW: tuple[Any, ...] = (
 )
 
 
-def test_a_function_is_read_from_its_row() -> None:
+def test_function_is_read_from_its_row() -> None:
     check_function(ROW)
     assert read_function(ROW) == FunctionDefinition(
         id=68,
@@ -30,7 +30,7 @@ def test_a_function_is_read_from_its_row() -> None:
     )
 
 
-def test_rows_of_old_servers_end_earlier() -> None:
+def test_shorter_rows_of_older_servers_are_read() -> None:
     assert read_function((1, 1, "f")) == FunctionDefinition(1, 1, "f")
     assert read_function((1, 1, "f", 1, "C")) == FunctionDefinition(1, 1, "f", True, "C")
     check_function((1, 1, "f", 0))
@@ -49,13 +49,13 @@ def test_rows_of_old_servers_end_earlier() -> None:
         (0, 32001, "function id is too big"),
     ],
 )
-def test_values_rejected_by_every_server(field: int, value: Any, problem: str) -> None:
+def test_invalid_value_is_rejected(field: int, value: Any, problem: str) -> None:
     row = (*ROW[:field], value, *ROW[field + 1 :])
     with pytest.raises(errors.CreateFunction) as caught:
         check_function(row)
     assert caught.value.message == f"Failed to create function 'f': {problem}"
 
 
-def test_lists_are_of_strings() -> None:
+def test_lists_must_contain_strings() -> None:
     with pytest.raises(errors.FieldType, match="Tuple field 15 type"):
         check_function((*ROW[:14], (1,), *ROW[15:]))

@@ -29,7 +29,7 @@ def index_of(type: str = "tree", parts: str = "0:unsigned") -> EngineIndex:
 
 @pytest.fixture(params=["few", "many"], autouse=True)
 def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Low limits make a few keys count as many: sorted in runs, read around, merged by writes."""
+    """Lower the limits, so that a few keys exercise runs, reads beside pending keys, and merges by writes."""
     if request.param == "many":
         monkeypatch.setattr(index_module, "RUN", 3)
         monkeypatch.setattr(index_module, "SETTLED_BY_READ", 1)
@@ -43,7 +43,7 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_order_is_correct_at_any_time(
     program: list[tuple[int, bytes | None] | list[int] | None],
 ) -> None:
-    """None is an ordered read; a list contains keys inserted into the map in bulk."""
+    """In `program`, None is an ordered read, and a list contains keys that are inserted in bulk."""
     index = index_of()
     wanted: dict[Key, bytes] = {}
     for step in program:
@@ -67,7 +67,7 @@ def test_order_is_correct_at_any_time(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(WRITES | st.sampled_from([1, 2, 5]), max_size=60))
 def test_partly_merged_order_is_correct(program: list[tuple[int, bytes | None] | int]) -> None:
-    """A number is that many keys to sort."""
+    """In `program`, a number is how many keys to sort."""
     index = index_of()
     wanted: dict[Key, bytes] = {}
     for step in program:
@@ -91,7 +91,7 @@ BOUNDS = st.none() | st.integers(-1, 13)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(KEYS), st.sets(KEYS), BOUNDS, BOUNDS, st.booleans())
-def test_a_span_is_read_from_low_up_to_but_without_high(
+def test_span_includes_low_and_excludes_high(
     keys: set[int], gone: set[int], low: int | None, high: int | None, reverse: bool
 ) -> None:
     index, ordered = index_of(), sorted(keys - gone)
@@ -141,7 +141,7 @@ def put(index: EngineIndex, keys: list[Key]) -> None:
 
 @pytest.mark.parametrize("limits", ["few"], indirect=True)
 class TestManyKeysAtOnce:
-    """These tests measure no time: they check that the work is not done."""
+    """Check which keys an operation sorts or merges, instead of measuring time."""
 
     def test_first_read_after_many_new_keys_merges_none_of_them(self) -> None:
         index = index_of()
@@ -185,7 +185,7 @@ class TestManyKeysAtOnce:
                 assert index.debt <= 2 * DEBT_MAX
         assert len(index) == 50
 
-    def test_a_long_load_of_new_keys_is_paid_back_by_itself(self) -> None:
+    def test_long_load_of_new_keys_has_bounded_debt(self) -> None:
         index = index_of()
         for start in range(0, 120 * RUN, RUN):
             put(index, list(range(start, start + RUN)))
@@ -202,7 +202,7 @@ class TestManyKeysAtOnce:
         assert index.debt == 3 * RUN
 
 
-def test_a_hash_index_has_its_tuples_and_no_order() -> None:
+def test_hash_index_is_not_ordered() -> None:
     index = index_of("hash")
     for key in (5, 3, 9):
         index.set(key, b"%d" % key)
@@ -213,7 +213,7 @@ def test_a_hash_index_has_its_tuples_and_no_order() -> None:
 
 
 @pytest.mark.parametrize("type", ["tree", "hash"])
-def test_random_gives_every_tuple_by_some_number(type: str) -> None:
+def test_random_returns_every_tuple_for_some_number(type: str) -> None:
     index = index_of(type)
     assert index.random(7) is None
     for key in range(4):
@@ -242,7 +242,7 @@ def test_every_open_view_receives_the_previous_tuple() -> None:
 
 
 def test_hash_index_continues_after_a_key_while_the_key_exists() -> None:
-    """The GT iterator, with which clients read such an index in pieces."""
+    """Clients read a hash index in pages with the GT iterator."""
     index = index_of("hash")
     for key in (5, 3, 9, 1):
         index.set(key, b"%d" % key)

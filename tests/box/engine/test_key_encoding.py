@@ -1,4 +1,4 @@
-"""Encodings of single values: prefix-free, with known bytes, and short where it matters."""
+"""Encodings of single values: prefix-free, with known bytes, and short for common values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_no_encoding_reaches_the_upper_bound(value: Any) -> None:
         [2**63, 2.0**63, Decimal(2**63)],
     ],
 )
-def test_a_number_is_encoded_by_its_value(same: list[Any]) -> None:
+def test_number_is_encoded_by_its_value(same: list[Any]) -> None:
     assert len({encode_number(value) for value in same}) == 1
 
 
@@ -59,16 +59,16 @@ def test_signalling_nan_sorts_before_quiet_nan_and_both_before_all_numbers() -> 
     assert encoder("double", False, None)(signalling) < encoder("double", False, None)(-math.inf)
 
 
-def test_an_exponent_costs_no_zeros() -> None:
+def test_encoding_of_a_large_exponent_is_short() -> None:
     assert all(len(encode_number(value)) < 40 for value in (1e-300, -1e-300, 1e300, Decimal("-1e-38"), Decimal("1e37")))
 
 
-def test_a_binary_collation_needs_no_library() -> None:
+def test_binary_collation_requires_no_library() -> None:
     plain, binary = encoder("string", False, None), encoder("string", False, Collation(3, "binary", "BINARY"))
     assert plain("é\x00") == binary("é\x00")
 
 
-def test_value_without_an_order_is_an_error() -> None:
+def test_value_without_an_order_is_rejected() -> None:
     for type in "array", "map", "any", "scalar":
         with pytest.raises(errors.IllegalParams, match="have no order"):
             encoder(type, False, None)(())

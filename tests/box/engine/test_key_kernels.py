@@ -11,18 +11,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowstone.box.engine.key_kernels import (
-    FIXED_SIZE_MAX,
-    PART_INTEGER,
-    PART_SCALAR,
-    PART_STRING,
-    PART_UUID,
-    encode_keys,
-)
+from flowstone.box.engine.key_kernels import encode_keys
+from flowstone.box.engine.key_parts import FIXED_SIZE_MAX, PART_INTEGER, PART_SCALAR, PART_STRING, PART_UUID
 from flowstone.iproto.msgpack import pack
 from tests.places import ROOT
 
-UNCOMPILED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
+INTERPRETED = os.environ.get("FLOWSTONE_INTERPRETED") == "1"
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=9) | st.uuids(),
     lambda inner: st.lists(inner, max_size=3),
@@ -37,7 +31,7 @@ GUARD = 16
 
 
 def encoded(tuples: list[bytes], fields: list[int], kinds: list[int]) -> list[bytes | None]:
-    """Return the keys, with guards around the output."""
+    """Return the keys; check guards around the output."""
     buf = np.frombuffer(b"".join(tuples), np.uint8)
     offsets = np.cumsum([0, *map(len, tuples)])
     guarded = np.full(2 * GUARD + len(tuples) * len(kinds) * FIXED_SIZE_MAX + 2 * len(buf), 0xEE, np.uint8)
@@ -55,12 +49,12 @@ def encoded(tuples: list[bytes], fields: list[int], kinds: list[int]) -> list[by
 
 
 @given(TUPLES, st.lists(st.tuples(st.integers(0, 3), st.integers(PART_INTEGER, PART_SCALAR)), min_size=1, max_size=3))
-@settings(max_examples=100 if UNCOMPILED else 500, deadline=None)
+@settings(max_examples=100 if INTERPRETED else 500, deadline=None)
 def test_kernel_accesses_no_memory_outside_its_buffers(tuples: list[bytes], parts: list[tuple[int, int]]) -> None:
     encoded(tuples, [field for field, _ in parts], [kind for _, kind in parts])
 
 
-def test_value_that_cannot_be_encoded_is_marked_and_takes_no_space() -> None:
+def test_value_that_cannot_be_encoded_is_marked_and_has_an_empty_key() -> None:
     tuples = [pack((1, "a")), pack((1.5, "a")), pack((1, 5)), pack((1,)), pack((-1, "b\x00"))]
     found = encoded(tuples, [1, 0], [PART_STRING, PART_INTEGER])
     assert found == [
@@ -73,13 +67,13 @@ def test_value_that_cannot_be_encoded_is_marked_and_takes_no_space() -> None:
     assert encoded([b"\x91\xd8\x03" + bytes(16)], [0], [PART_UUID]) == [None]
 
 
-def test_uncompiled_where_bounds_are_checked() -> None:
+def test_interpreted_kernel_passes_bounds_checks() -> None:
     here = Path(__file__).resolve()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
     done = subprocess.run(
         [*command, "-k", "outside", str(here)],
         cwd=ROOT,
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        env=os.environ | {"FLOWSTONE_INTERPRETED": "1"},
         capture_output=True,
         text=True,
         timeout=100,

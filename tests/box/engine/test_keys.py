@@ -1,4 +1,4 @@
-"""Keys sort as their values do: compared with a straightforward comparison, and with indexes of the real server."""
+"""Keys sort like their values: compared with a plain comparison of values, and with indexes of the real server."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def double_rank(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("type", VALUES_OF)
-def test_entries_order_as_values_do(type: str) -> None:
+def test_entries_sort_like_values(type: str) -> None:
     nullable, plain = definition(IndexPart(1, type, is_nullable=True)), definition(IndexPart(1, type))
 
     @given(st.lists(VALUES_OF[type], min_size=2, max_size=6))
@@ -130,7 +130,7 @@ def test_parts_are_compared_from_the_left_and_equal_keys_by_the_primary_key(
 
 
 def iterated(tuples: list[tuple[Any, ...]], iterator: int, key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the definition of an iterator's result."""
+    """Return the tuples that an iterator selects, by definition."""
     wanted = key_rank(key)
     found = []
     for tuple_ in sorted(tuples, key=lambda tuple_: (key_rank(tuple_[1:]), tuple_[0])):
@@ -183,7 +183,7 @@ def test_spans_of_a_unique_single_part_index(part: IndexPart, values: st.SearchS
     check()
 
 
-# --- what a key is ----------------------------------------------------------------------------------------------------
+# --- the form of keys -------------------------------------------------------------------------------------------------
 
 
 def test_unique_index_of_one_integer_or_string_uses_the_value_as_key() -> None:
@@ -210,12 +210,12 @@ def test_keys_of_other_types_are_encoded(parts: list[IndexPart]) -> None:
     assert definition(IndexPart(1, "integer"), unique=False).kind is KeyKind.ENCODED
 
 
-def test_exact_is_the_entry_of_the_tuple_with_that_key() -> None:
+def test_exact_returns_the_entry_of_the_tuple_with_the_key() -> None:
     key = definition(IndexPart(1, "scalar", is_nullable=True), IndexPart(2, "string"))
     assert key.exact((1, "x")) == key.entries((9, 1.0, "x"))[0]
 
 
-def test_doubles_of_2_11_are_compared_as_numbers_are() -> None:
+def test_doubles_of_2_11_are_compared_as_numbers() -> None:
     key = KeyDefinition(index(IndexPart(1, "double")), PRIMARY, {}, dialect=Dialect.V2_11)
     ordered = [-1, -0.5, 0, 0.5, 2**53, 2**53 + 1, 2**53 + 2.0]
     assert sorted(ordered, key=lambda value: key.exact((value,))) == ordered
@@ -234,7 +234,7 @@ def test_keys_are_extracted_from_documents() -> None:
     assert low <= entry < high
 
 
-def test_a_multikey_index_has_an_entry_per_element_once() -> None:
+def test_multikey_index_has_one_entry_per_distinct_element() -> None:
     parts = IndexPart(1, "integer", path="[*].a"), IndexPart(2, "string", is_nullable=True)
     for unique, several in ((False, definition(*parts, unique=False)), (True, definition(*parts))):
         single = definition(IndexPart(1, "integer"), IndexPart(2, "string", is_nullable=True), unique=unique)
@@ -246,10 +246,10 @@ def test_a_multikey_index_has_an_entry_per_element_once() -> None:
         assert several.entries((7,)) == []
 
 
-# --- what a request gets wrong ----------------------------------------------------------------------------------------
+# --- invalid keys -----------------------------------------------------------------------------------------------------
 
 
-def test_an_exact_key_has_all_parts_and_no_nil() -> None:
+def test_exact_key_must_have_all_parts_and_no_nil() -> None:
     key = definition(IndexPart(1, "unsigned"), IndexPart(2, "string", is_nullable=True))
     with pytest.raises(errors.ExactMatch, match=r"^Invalid key part count in an exact match \(expected 2, got 1\) "):
         key.exact((1,))
@@ -266,7 +266,7 @@ def test_an_exact_key_has_all_parts_and_no_nil() -> None:
             definition(IndexPart(1, single)).exact(())
 
 
-def test_a_key_to_select_by_may_be_short_and_hold_nil_in_a_tree_only() -> None:
+def test_only_a_tree_accepts_partial_keys_and_nil_in_a_select() -> None:
     parts = IndexPart(1, "unsigned"), IndexPart(2, "string", is_nullable=True)
     tree, hash = definition(*parts), definition(*parts, type="hash")
     assert tree.span(EQ, (1, None)).low == tree.span(EQ, (1,)).low + b"\x01"  # type: ignore[operator]
@@ -299,7 +299,7 @@ def float32(value: float) -> bytes:
     return b"\xca" + struct.pack(">f", value)
 
 
-# Decimals that real servers compare with doubles by 15 digits only are kept away from such doubles.
+# Real servers compare a decimal with a double by 15 digits only, so decimals and wide doubles are not mixed.
 PLAIN_INTEGERS = [0, 1, -1, 2, 10, 255, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)]
 PLAIN_FLOATS = [0.5, -0.5, 1.5, -1.5, 0.1, 1e-7, 1e18, 2.0**53, 2.0**63, 2.0**64, -(2.0**63), 1e22, 1e23, 1e37, -1e37]
 WIDE_FLOATS = [-0.0, 5e-324, 1e300, -1e300, 1.7976931348623157e308, 1 / 3, 2 / 3, 0.1 + 2**-56, math.inf, -math.inf]
@@ -342,7 +342,7 @@ def shuffled(raws: list[bytes], seed: int) -> list[bytes]:
 
 
 @pytest.mark.real
-def test_indexes_of_every_type_order_as_on_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
+def test_index_order_of_every_type_equals_that_of_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
     setup, spaces = [], {}
     for number, name in enumerate(REAL_VALUES):
         id, type = 512 + number, name.split(" ")[0]
@@ -379,7 +379,7 @@ KEYS = [
 
 
 @pytest.mark.real
-def test_wrong_keys_are_rejected_as_by_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
+def test_invalid_keys_are_rejected_as_by_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
     definitions = {
         1: index(IndexPart(0, "unsigned"), IndexPart(1, "string", is_nullable=True)),
         2: index(IndexPart(0, "integer")),

@@ -27,7 +27,7 @@ from flowstone.box.engine.paths import EVERY, PathError, Step, find, format_path
         ("[*]", (EVERY,)),
     ],
 )
-def test_steps(path: str, steps: tuple[Step, ...]) -> None:
+def test_path_is_parsed_into_steps(path: str, steps: tuple[Step, ...]) -> None:
     assert parse_path(path) == steps
 
 
@@ -52,7 +52,7 @@ def test_steps(path: str, steps: tuple[Step, ...]) -> None:
         ("-", 1),
     ],
 )
-def test_a_wrong_path_is_wrong_at_a_character(path: str, position: int) -> None:
+def test_invalid_path_has_the_position_of_the_error(path: str, position: int) -> None:
     with pytest.raises(PathError, match=f"invalid character at position {position}$") as error:
         parse_path(path)
     assert error.value.position == position
@@ -64,7 +64,7 @@ def test_path_in_a_message_parses_to_the_same_steps(steps: list[Step]) -> None:
 
 
 @given(st.text("[]'\".*a1_é ", max_size=12))
-def test_any_text_is_a_path_or_an_error(text: str) -> None:
+def test_any_text_yields_a_path_or_an_error(text: str) -> None:
     with contextlib.suppress(PathError):
         assert parse_path(format_path(parse_path(text))) == parse_path(text)
 

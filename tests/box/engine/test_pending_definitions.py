@@ -1,4 +1,4 @@
-"""Statements of a transaction after it has changed definitions: constraints and formats apply as on a real server."""
+"""Statements after a change of definitions in one transaction: constraints and formats apply as on a real server."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ async def test_commit_rejects_rows_that_violate_a_key_added_later() -> None:
     assert await refused_by_commit(client, delete(P, 1), alter(C, *KEYED)) == MISSING
 
 
-async def test_commit_refuses_orphans_written_while_a_key_was_dropped() -> None:
+async def test_commit_rejects_orphans_written_while_a_key_was_dropped() -> None:
     client = await make(*BOUND)
     assert await refused_by_commit(client, alter(C, *PLAIN), insert(C, 2, 99), alter(C, *KEYED)) == MISSING
 
@@ -255,7 +255,7 @@ async def test_writes_after_a_truncation_survive_other_definitions() -> None:
     assert (await client.select(space=P), await client.select(space=C)) == (((2,),), ((1, 2),))
 
 
-async def test_statements_on_a_truncated_child_do_not_keep_its_parents() -> None:
+async def test_truncated_child_does_not_restrict_its_parent() -> None:
     client = await make(*BOUND)
     await client.request(RequestType.BEGIN, stream=1)
     assert await answer(client, truncate(C), 1) == "done"
@@ -264,7 +264,7 @@ async def test_statements_on_a_truncated_child_do_not_keep_its_parents() -> None
     assert (await client.select(space=P), await client.select(space=C)) == (((2,),), ())
 
 
-async def test_space_of_the_same_transaction_binds_its_parent_and_takes_no_rows_before_the_commit() -> None:
+async def test_space_created_in_the_transaction_restricts_its_parent_and_accepts_no_rows_before_the_commit() -> None:
     client = await make(*PARENT)
     created = [space(C, *KEYED), index(C, 0, 0)]
     no_index = REFERENCED.replace("tuple is referenced", "index was not found")
@@ -278,7 +278,7 @@ async def test_space_of_the_same_transaction_binds_its_parent_and_takes_no_rows_
     assert await answer(client, insert(C, 2, 99)) == MISSING
 
 
-async def test_dropped_child_does_not_bind_its_parents() -> None:
+async def test_dropped_child_does_not_restrict_its_parent() -> None:
     client = await make(*PARENT, space(C, *KEYED))
     await client.request(RequestType.BEGIN, stream=1)
     assert await answer(client, drop_space(C), 1) == "done"
@@ -374,7 +374,7 @@ async def test_rows_of_a_space_that_loses_its_primary_index_are_rejected_by_the_
 
 
 async def test_rows_of_a_space_whose_primary_index_changes_are_rejected_by_the_commit() -> None:
-    """The log names tuples by their primary key: a replica would find other tuples."""
+    """The log identifies tuples by primary key, so a replica would change other tuples."""
     by_cid = RequestType.REPLACE, {0x10: 288, 0x21: [C, 0, "i0", "tree", {"unique": True}, [[1, "unsigned"]]]}
     for written in (insert(C, 2, 1), update(C, 1, ["=", 3, 5]), delete(C, 1)):
         client = await make(space(C, field("id"), field("cid")), index(C, 0, 0), insert(C, 1, 1))
@@ -382,7 +382,7 @@ async def test_rows_of_a_space_whose_primary_index_changes_are_rejected_by_the_c
         assert await refused_by_commit(client, drop_index(C, 0), index(C, 0, 0), written) == "5"
 
 
-async def test_transactions_of_a_program_check_keys_that_they_add(tmp_path: Path) -> None:
+async def test_transaction_of_the_python_api_checks_keys_that_it_adds(tmp_path: Path) -> None:
     async with Node(tmp_path) as node:
         parent = await node.create_space("parent", format=[field("id")])
         await parent.create_index("primary")

@@ -62,7 +62,7 @@ def test_view_reads_the_state_at_its_creation(
 
 
 @given(CONTENT, st.dictionaries(KEYS, st.none() | st.binary(max_size=1)), SPANS)
-def test_layer_is_its_base_with_its_changes(
+def test_layer_shows_its_base_with_its_changes(
     content: dict[Key, bytes], changes: dict[Key, bytes | None], span: Span
 ) -> None:
     _, index = box_of()
@@ -151,7 +151,7 @@ def test_slices_equal_the_whole_view_despite_writes_between_them(
     assert found == wanted if type == "tree" else sorted(found) == sorted(wanted)
 
 
-def test_views_of_several_moments_do_not_mix() -> None:
+def test_views_opened_at_different_times_are_independent() -> None:
     box, index = box_of()
     views = []
     for number in range(5):
@@ -164,7 +164,7 @@ def test_views_of_several_moments_do_not_mix() -> None:
     assert [view.get(index, 1) for view in views[::2]] == [None, b"1", b"3"]
 
 
-def test_a_view_keeps_a_truncated_and_a_dropped_space() -> None:
+def test_view_keeps_a_truncated_and_a_dropped_space() -> None:
     box, index = box_of()
     space = box.space(512)
     transaction = box.begin()
@@ -178,7 +178,7 @@ def test_a_view_keeps_a_truncated_and_a_dropped_space() -> None:
         assert [raw for _, raw in view.scan(index)] == [pack((1,))]
 
 
-def test_closed_view_has_no_further_cost() -> None:
+def test_closed_view_collects_no_changes() -> None:
     box, index = box_of()
     view = box.open_view()
     index.set(1, b"a")
@@ -190,7 +190,7 @@ def test_closed_view_has_no_further_cost() -> None:
 
 
 @pytest.mark.parametrize("type", ["tree", "hash"])
-def test_a_closed_view_is_not_read(type: str) -> None:
+def test_reading_a_closed_view_raises_an_error(type: str) -> None:
     box, index = box_of(type)
     for key in (1, 2, 3):
         index.set(key, b"a")

@@ -28,7 +28,7 @@ def order(space: EngineSpace, index_id: int) -> list[Any]:
     return [unpack(raw)[0] for _, raw in space.index(index_id).scan()]
 
 
-def test_an_index_is_found_by_id_and_by_name(box: Box) -> None:
+def test_index_is_found_by_id_and_by_name(box: Box) -> None:
     space = box.space(512)
     assert space.index(1) is space.index("i1")
     with pytest.raises(errors.NoSuchIndexId, match="No index #7 is defined in space 's512'"):
@@ -78,19 +78,19 @@ def test_definition_that_existing_tuples_violate_is_rejected(
     assert order(box.space(512), 1) == [2, 1, 3]
 
 
-def test_emptying_leaves_the_old_space_alone(box: Box) -> None:
+def test_emptying_does_not_change_the_old_space(box: Box) -> None:
     old = box.space(512)
     emptied = old.empty(box.collations)
     assert (len(emptied), len(old)) == (0, 3)
     assert emptied.definition is old.definition
 
 
-def test_a_space_without_a_primary_key_has_no_tuples() -> None:
+def test_space_without_a_primary_key_has_no_tuples() -> None:
     space = box_with(definition(512)).space(512)
     assert (space.primary, len(space), list(space.tuples())) == (None, 0, [])
 
 
-def test_changed_entries_are_the_removed_kept_and_added_ones(box: Box) -> None:
+def test_entries_are_divided_into_removed_and_added(box: Box) -> None:
     space = box.space(512)
     (_, gone, there), (_, names_gone, names_there) = space.entries((1, "b"), (1, "z"))
     assert (gone, there) == ([], [1])

@@ -72,7 +72,7 @@ def test_update_and_delete_of_an_absent_tuple_are_logged(box: Box) -> None:
     assert [type for type, _ in rows(transaction)] == [RequestType.UPDATE, RequestType.DELETE]
 
 
-def test_a_statement_through_another_unique_index_is_logged_with_the_primary_key() -> None:
+def test_statement_by_another_unique_index_is_logged_with_the_primary_key() -> None:
     box = box_with(definition(512, on("0:unsigned"), on("1:string")))
     transaction, space = box.begin(), box.space(512)
     statements.insert(transaction, space, pack((1, "a")))
@@ -86,7 +86,7 @@ def test_a_statement_through_another_unique_index_is_logged_with_the_primary_key
     ]
 
 
-def test_a_failed_statement_leaves_no_row(box: Box) -> None:
+def test_failed_statement_leaves_no_row(box: Box) -> None:
     transaction, space = box.begin(), box.space(512)
     attempts: tuple[Callable[[], object], ...] = (
         lambda: statements.insert(transaction, space, pack((1, "x"))),
@@ -105,7 +105,7 @@ def test_a_failed_statement_leaves_no_row(box: Box) -> None:
 
 
 @given(st.sets(st.integers(0, 20)), st.sampled_from(range(7)), st.none() | st.integers(0, 20))
-def test_a_count_is_the_number_of_tuples_of_a_select(keys: set[int], iterator: int, key: int | None) -> None:
+def test_count_equals_the_number_of_selected_tuples(keys: set[int], iterator: int, key: int | None) -> None:
     box = box_with(definition(512, on("0:unsigned")))
     space = box.space(512)
     for each in sorted(keys):
@@ -196,7 +196,7 @@ WRITES: dict[str, Callable[[BoxTransaction, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_needs_the_right_to_write(name: str) -> None:
+def test_write_requires_the_write_privilege(name: str) -> None:
     box = bootstrapped()
     space = put(box, definition(512, on("0:unsigned"), name="things"))
     statements.insert(box.begin(), box.space("_user"), pack((READER, 1, "reader", "user", {})))
@@ -214,7 +214,7 @@ def test_a_write_needs_the_right_to_write(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_read_only_instance_takes_no_writes_but_those_of_temporary_and_local_spaces(name: str) -> None:
+def test_read_only_instance_accepts_writes_only_to_temporary_and_local_spaces(name: str) -> None:
     box = box_with(
         definition(512, on("0:unsigned")),
         definition(513, on("0:unsigned"), flags={"temporary": True}),
@@ -228,7 +228,7 @@ def test_a_read_only_instance_takes_no_writes_but_those_of_temporary_and_local_s
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_system_views_are_not_written_to(name: str) -> None:
+def test_system_views_reject_writes(name: str) -> None:
     box = bootstrapped()
     with pytest.raises(errors.ViewIsRo, match="View '_vspace' is read-only"):
         WRITES[name](box.begin(), box.space("_vspace"))
@@ -242,7 +242,7 @@ def test_tuple_above_the_size_limit_is_rejected(box: Box, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_space_without_a_primary_key_takes_no_writes(name: str) -> None:
+def test_space_without_a_primary_key_rejects_writes(name: str) -> None:
     box = box_with(definition(512, name="bare"))
     with pytest.raises(errors.NoSuchIndexId, match="No index #0 is defined in space 'bare'"):
         WRITES[name](box.begin(), box.space(512))
@@ -255,7 +255,7 @@ def test_invalid_iterator_is_rejected_before_the_key_is_checked(box: Box) -> Non
         statements.select(box.begin(), box.space(512), 0, iterator=7, key=pack((1,)))
 
 
-def test_a_hash_index_is_read_in_pieces_by_the_key_of_the_last_tuple() -> None:
+def test_hash_index_is_paged_by_the_key_of_the_last_tuple() -> None:
     box = box_with(definition(512, on("0:string 1:unsigned", type="hash")))
     for number in range(10):
         statements.insert(box.begin(), box.space(512), pack((str(number), number)))

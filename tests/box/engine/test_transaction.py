@@ -1,4 +1,4 @@
-"""Transactions: atomic, undone from the newest, and the first committer wins a conflict."""
+"""Transactions are atomic, roll back from the newest statement, and conflict with the first committer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOCAL = 516
 
 @pytest.fixture
 def box() -> Box:
-    """Spaces with (1, "a"), (3, "c") and (5, "e"): one with a unique index on the names, one without."""
+    """Return a box whose spaces have (1, "a"), (3, "c") and (5, "e"): one with a unique index on names, one without."""
     made = box_with(
         definition(SPACE, on("0:unsigned"), on("1:string"), fields="id:unsigned name:string"),
         definition(PLAIN, on("0:unsigned")),
@@ -147,7 +147,7 @@ def test_transaction_made_synchronous_stays_synchronous_when_prepared(box: Box) 
     assert transaction.prepare().is_sync
 
 
-def test_local_rows_alone_cannot_wait_for_a_quorum(box: Box) -> None:
+def test_fully_local_transaction_cannot_be_synchronous(box: Box) -> None:
     transaction = box.begin_interactive()
     transaction.make_sync()
     insert(transaction, 1, space=LOCAL)
@@ -178,7 +178,7 @@ def test_linearizable_transaction_does_not_see_pending_writes(box: Box) -> None:
     assert get(box.begin_interactive(), 1, space=SYNC) == (1,)
 
 
-def test_what_is_no_entry_of_an_index_is_taken_back_in_its_turn(box: Box) -> None:
+def test_rollback_actions_run_in_reverse_order_with_the_statements(box: Box) -> None:
     transaction, seen = box.begin(), []
     insert(transaction, 7, "g")
     transaction.on_rollback(lambda: seen.append(names(box)))
@@ -234,7 +234,7 @@ def test_rollback_leaves_no_trace(box: Box, one: InteractiveTransaction) -> None
     assert names(box) == "bce"
 
 
-def test_transaction_without_reads_costs_other_writers_nothing(box: Box, one: InteractiveTransaction) -> None:
+def test_transaction_opens_a_view_with_its_first_permitted_statement(box: Box, one: InteractiveTransaction) -> None:
     one.space(SPACE)
     one.user = GUEST
     with pytest.raises(errors.AccessDenied):

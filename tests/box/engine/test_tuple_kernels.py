@@ -100,7 +100,7 @@ def fitting(draw: st.DrawFn, lane: Lane) -> bytes:
 
 
 def keys_by_kernel(lane: Lane, raws: list[bytes], *, of_requests: bool = False) -> list[Key] | None:
-    """Surround each with bytes that would change the result of an out-of-bounds read."""
+    """Return the keys of tuples that are surrounded by bytes that would change the result of an out-of-bounds read."""
     data, ats, ends = b"\xc1", [], []
     for raw in raws:
         ats.append(len(data))
@@ -108,7 +108,7 @@ def keys_by_kernel(lane: Lane, raws: list[bytes], *, of_requests: bool = False) 
         ends.append(len(data))
         data += b"\xc1"
     find = bulk.request_keys if of_requests else bulk.tuple_keys
-    return find(lane, data, np.frombuffer(data, np.uint8), np.array(ats), np.array(ends))
+    return find(lane, data, np.frombuffer(data, np.uint8), np.array(ats, np.int64), np.array(ends, np.int64))
 
 
 def key_by_rules(lane: Lane, raw: bytes) -> Key | None:
@@ -133,7 +133,7 @@ def test_tuples_accepted_by_the_kernel_pass_the_plain_rules_with_the_same_key(la
 
 
 @given(SOME_LANE, st.data())
-def test_the_usual_tuples_need_no_closer_look(lane: Lane, data: st.DataObject) -> None:
+def test_common_tuples_need_no_full_check(lane: Lane, data: st.DataObject) -> None:
     raws = data.draw(st.lists(fitting(lane), min_size=1, max_size=4))
     assert keys_by_kernel(lane, raws) == [key_by_rules(lane, raw) for raw in raws]
 
@@ -156,15 +156,15 @@ def test_truncated_tuple_is_never_accepted(lane: Lane, data: st.DataObject) -> N
 
 
 @given(SOME_LANE, st.lists(ARRAYS | WIDE_ARRAYS, max_size=3))
-def test_keys_of_requests_are_those_of_the_plain_rules(lane: Lane, raws: list[bytes]) -> None:
-    """The request scanner has checked that they are complete."""
+def test_keys_of_requests_equal_those_of_the_plain_rules(lane: Lane, raws: list[bytes]) -> None:
+    """The request scanner has checked that keys are complete."""
     found = keys_by_kernel(lane, raws, of_requests=True)
     if found is not None:
         assert found == [lane.primary.key.exact(unpack(raw)) for raw in raws]
 
 
 @given(SOME_LANE, st.data())
-def test_the_usual_keys_need_no_closer_look(lane: Lane, data: st.DataObject) -> None:
+def test_common_keys_need_no_full_check(lane: Lane, data: st.DataObject) -> None:
     part = lane.primary.definition.parts[0]
     values = st.text(max_size=40) if part.type == "string" else st.integers(0, 2**63 - 1)
     keys = data.draw(st.lists(values, min_size=1, max_size=4))
@@ -172,7 +172,7 @@ def test_the_usual_keys_need_no_closer_look(lane: Lane, data: st.DataObject) -> 
     assert found == [lane.primary.key.exact((key,)) for key in keys]
 
 
-def test_one_tuple_that_needs_full_checks_is_enough() -> None:
+def test_batch_with_one_tuple_that_needs_full_checks_is_left_to_the_caller() -> None:
     lane = LANES[0]
     good = [pack((number,)) for number in range(5)]
     for place in range(6):
@@ -182,7 +182,7 @@ def test_one_tuple_that_needs_full_checks_is_enough() -> None:
 
 
 @pytest.mark.parametrize("open", [b"\x91", b"\x81\xc0", b"\x81\xa1a"])
-def test_nesting_is_accepted_only_to_the_depth_of_the_decoder(open: bytes) -> None:
+def test_nesting_is_accepted_up_to_the_depth_of_the_decoder(open: bytes) -> None:
     lane = LANES[0]
     for depth in (1, NESTING_MAX - 2, NESTING_MAX - 1, NESTING_MAX, NESTING_MAX + 1, STACK_SIZE + 5, 5000):
         raw = b"\x92\x05" + open * depth + b"\xc0"

@@ -12,13 +12,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowstone.box.update.kernels import OPERATIONS_MAX, scratch, update_bound, update_tuples
+from flowstone.box.update.bulk import OPERATIONS_MAX, scratch, update_bound
+from flowstone.box.update.kernels import update_tuples
 from flowstone.box.update.update import UpdateRules, decode_operations, update_raw, upsert_raw
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack
 from tests.places import ROOT
 
-UNCOMPILED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
+INTERPRETED = os.environ.get("FLOWSTONE_INTERPRETED") == "1"
 GUARD = 16
 NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(-200, 300) | st.sampled_from((-(1 << 63), (1 << 63) - 1))
 VALUES = NUMBERS | st.none() | st.text(max_size=40) | st.floats() | st.lists(NUMBERS, max_size=20) | st.just({"a": [1]})
@@ -34,7 +35,7 @@ OPERATIONS = st.lists(
 def updated(
     tuples: list[bytes], operations: list[bytes], bases: list[int], keys: tuple[int, ...] = ()
 ) -> list[bytes | None]:
-    """Return the results, None where the kernel leaves them; guards reveal stray writes."""
+    """Return the results; None for a row that the kernel leaves to the plain path. Guards reveal stray writes."""
     buf, ops = np.frombuffer(b"".join(tuples), np.uint8), np.frombuffer(b"".join(operations), np.uint8)
     offsets, ops_offsets = np.cumsum([0, *map(len, tuples)]), np.cumsum([0, *map(len, operations)])
     guarded = np.full(2 * GUARD + update_bound(len(buf), len(ops), len(tuples)), 0xEE, np.uint8)
@@ -50,8 +51,8 @@ def updated(
 
 
 @given(st.lists(st.tuples(TUPLES, OPERATIONS, st.integers(0, 1)), min_size=1, max_size=5))
-@settings(max_examples=60 if UNCOMPILED else 500, deadline=None)
-def test_results_are_those_of_the_plain_operations(rows: list[tuple[list[Any], Any, int]]) -> None:
+@settings(max_examples=60 if INTERPRETED else 500, deadline=None)
+def test_compiled_updates_equal_the_plain_operations(rows: list[tuple[list[Any], Any, int]]) -> None:
     tuples, operations = [pack(values) for values, _, _ in rows], [pack(each) for _, each, _ in rows]
     found = updated(tuples, operations, [base for _, _, base in rows])
     for raw, each, (_, _, base), result in zip(tuples, operations, rows, found, strict=True):
@@ -62,7 +63,7 @@ def test_results_are_those_of_the_plain_operations(rows: list[tuple[list[Any], A
             assert update_raw(raw, decoded, None, rules) == upsert_raw(raw, decoded, None, rules) == result
 
 
-def test_operations_done_by_the_kernel() -> None:
+def test_kernel_executes_common_operations() -> None:
     raw = pack((1, "a", -5, 1 << 40))
     done = [
         ([("=", 2, "b")], (1, "b", -5, 1 << 40)),
@@ -72,7 +73,7 @@ def test_operations_done_by_the_kernel() -> None:
     assert updated([raw] * 3, [pack(each) for each, _ in done], [1] * 3, (0,)) == [pack(result) for _, result in done]
 
 
-def test_operations_left_to_the_plain_path() -> None:
+def test_kernel_leaves_other_operations_to_the_plain_path() -> None:
     raw = pack((1, "a", -5, (1 << 63) - 1, 1.5))
     left: list[Any] = [
         [("=", 1, 2)],  # the key
@@ -96,14 +97,14 @@ def test_operations_left_to_the_plain_path() -> None:
     assert updated([raw], [pack([("=", 2, 2)])], [-1]) == [None]
 
 
-def test_a_long_head_becomes_a_short_one() -> None:
+def test_array_header_is_shortened() -> None:
     raw = b"\xdc\x00\x02\x01\x02"
     operations = pack([("=", 1, 5)])
     assert updated([raw], [operations], [0]) == [update_raw(raw, decode_operations(operations))] == [pack((1, 5))]
 
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20)), min_size=1, max_size=4))
-@settings(max_examples=100 if UNCOMPILED else 500, deadline=None)
+@settings(max_examples=100 if INTERPRETED else 500, deadline=None)
 def test_kernel_does_not_access_memory_outside_its_buffers(rows: list[tuple[bytes, bytes]]) -> None:
     tuples, operations = [b"\x92" + raw for raw, _ in rows], [b"\x91\x93\xa1=" + raw for _, raw in rows]
     for raw, each, result in zip(tuples, operations, updated(tuples, operations, [0] * len(rows)), strict=True):
@@ -114,13 +115,13 @@ def test_kernel_does_not_access_memory_outside_its_buffers(rows: list[tuple[byte
                 continue
 
 
-def test_uncompiled_where_bounds_are_checked() -> None:
+def test_interpreted_kernel_passes_bounds_checks() -> None:
     here = Path(__file__).resolve()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
     done = subprocess.run(
         [*command, "-k", "outside or plain_operations", str(here)],
         cwd=ROOT,
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        env=os.environ | {"FLOWSTONE_INTERPRETED": "1"},
         capture_output=True,
         text=True,
         timeout=200,

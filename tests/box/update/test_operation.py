@@ -18,23 +18,23 @@ def decoded(*operation: Any, index_base: int = 1) -> Operation:
     return one
 
 
-def test_field_is_a_number_a_name_or_a_path() -> None:
+def test_field_may_be_a_number_a_name_or_a_path() -> None:
     assert (decoded("=", 3, 0).field, decoded("=", -3, 0).field) == (2, -3)
     assert (decoded("=", "map", 0).field, decoded("=", "map", 0).path) == (1, ())
     assert (decoded("=", "map.x[2]", 0).field, decoded("=", "map.x[2]", 0).path) == (1, ("x", 1))
     assert (decoded("=", "[5].x", 0).field, decoded("=", "[5].x", 0).path) == (4, ("x",))
 
 
-def test_name_that_looks_like_a_path_is_a_name() -> None:
+def test_existing_name_is_not_parsed_as_a_path() -> None:
     assert (decoded("=", "a.b", 0).field, decoded("=", "a.b", 0).path) == (2, ())
 
 
-def test_path_error_after_the_first_step_is_raised_with_a_tuple() -> None:
+def test_path_error_after_the_first_step_is_deferred_to_execution() -> None:
     assert decoded("=", "map.x[", 0).path == ("x", WrongStep(6))
     assert decoded("=", "map[*].y", 0).path == (WrongStep(5, is_every=True),)
 
 
-def test_messages_name_fields_as_in_the_request_and_count_from_one() -> None:
+def test_error_messages_name_fields_as_in_the_request_and_count_from_one() -> None:
     assert decoded("=", "map.x", 0).where == "'map.x'"
     assert decoded("=", 1, 0, index_base=0).where == "2"
     assert decoded("=", -1, 0).where == "-1"
@@ -76,7 +76,7 @@ def test_positive_number_encoded_as_signed_is_rejected() -> None:
         ((("=", 1, 1),) * (OPERATIONS_MAX + 1), errors.IllegalParams),
     ],
 )
-def test_wrong_operations_are_rejected_before_a_tuple_is_read(operations: Any, error: type[Exception]) -> None:
+def test_invalid_operations_are_rejected_before_a_tuple_is_read(operations: Any, error: type[Exception]) -> None:
     for form in (operations, pack(operations)):
         with pytest.raises(error):
             decode_operations(form, index_base=1, field_names=NAMES)

@@ -20,7 +20,7 @@ def run(values: tuple[Any, ...], *operations: tuple[Any, ...]) -> tuple[Any, ...
     return update(values, decode_operations(operations, index_base=1))
 
 
-def test_integers_remain_integers_until_they_overflow() -> None:
+def test_integer_arithmetic_raises_an_error_on_overflow() -> None:
     assert run((1, 5), ("+", 2, -7)) == (1, -2)
     assert run((1, 2**64 - 2), ("+", 2, 1)) == (1, 2**64 - 1)
     with pytest.raises(errors.UpdateIntegerOverflow):
@@ -29,7 +29,7 @@ def test_integers_remain_integers_until_they_overflow() -> None:
         run((1, -(2**63)), ("-", 2, 1))
 
 
-def test_doubles_and_decimals_take_the_other_side_along() -> None:
+def test_integer_operand_is_converted_to_double_or_decimal() -> None:
     assert run((1, 5), ("-", 2, 0.5)) == (1, 4.5)
     assert run((1, Decimal("1.10")), ("+", 2, 0.1)) == (1, Decimal("1.20"))
     assert run((1, 3), ("+", 2, Decimal("0.5"))) == (1, Decimal("3.5"))
@@ -61,11 +61,11 @@ def test_bit_operations_require_unsigned_numbers() -> None:
         ((2, -100, "x"), "axbcde"),
     ],
 )
-def test_splice(arguments: tuple[int, int, str], result: str) -> None:
+def test_splice_replaces_bytes(arguments: tuple[int, int, str], result: str) -> None:
     assert run((1, "abcde"), (":", 2, *arguments)) == (1, result)
 
 
-def test_splice_counts_bytes_and_out_of_bound_is_an_error() -> None:
+def test_splice_counts_bytes_and_rejects_out_of_bounds_offsets() -> None:
     assert run((1, "é"), (":", 2, 2, 0, "")) == (1, "é")
     assert run((1, "é"), (":", 2, 2, 1, "")) == (1, "\udcc3")
     for offset in (-7, 0):
@@ -73,7 +73,7 @@ def test_splice_counts_bytes_and_out_of_bound_is_an_error() -> None:
             run((1, "abcde"), (":", 2, offset, 0, ""))
 
 
-def test_float_is_single_only_when_exact() -> None:
+def test_float_result_is_single_precision_only_when_exact() -> None:
     half = b"\xca" + struct.pack(">f", 0.5)
     assert Float(0.5, was_double=False).packed(is_double=False) == half
     assert Float(0.5, was_double=False).packed(is_double=True) == pack(0.5)
@@ -81,7 +81,7 @@ def test_float_is_single_only_when_exact() -> None:
         assert Float(value, was_double=False).packed(is_double=False) == pack(value)
 
 
-def test_bit_operation_on_a_signed_number_is_an_error() -> None:
+def test_bit_operation_on_a_signed_number_is_rejected() -> None:
     (operation,) = decode_operations((("&", 1, 1),))
     assert compute(operation, b"\xcc\x05") == b"\x01"
     with pytest.raises(errors.UpdateArgType):

@@ -33,12 +33,12 @@ def test_single_operation_keeps_the_order_of_keys() -> None:
     assert [key for key, _ in run(("!", "[2].e", 0))] == ["e", "a", "b", "c", "d"]
 
 
-def test_several_operations_bring_their_keys_to_the_front() -> None:
+def test_several_operations_move_their_keys_to_the_front() -> None:
     assert run(("=", "[2].c", 0), ("=", "[2].b", 0)) == [("b", 0), ("c", 0), ("d", 4), ("a", {"x": 1, "y": 2})]
     assert [key for key, _ in run(("=", "[2].d", 0), ("=", "[2].e", 5))] == ["e", "d", "a", "b", "c"]
 
 
-def test_operations_meet_where_their_paths_part() -> None:
+def test_operations_on_different_paths_of_a_document_combine() -> None:
     changed = run(("+", "[2].a.x", 10), ("+", "[2].a.y", 20), ("!", "[2].b[1]", 0), ("#", "[2].b[4]", 1))
     assert dict(changed) == {"a": {"x": 11, "y": 22}, "b": (0, 1, 2), "c": "text", "d": 4}
     assert run(("=", "[2][1][2]", 9), ("=", "[2][1][1]", 8), document=((1, 2), 3)) == ((8, 9), 3)
@@ -75,7 +75,7 @@ MISMATCHES = [
 
 
 @pytest.mark.parametrize(("operations", "message"), MISMATCHES)
-def test_conflicting_operations_are_errors(operations: list[tuple[Any, ...]], message: str) -> None:
+def test_conflicting_operations_are_rejected(operations: list[tuple[Any, ...]], message: str) -> None:
     with pytest.raises(errors.TarantoolError) as error:
         run(*operations)
     assert error.value.message == message
@@ -93,7 +93,7 @@ def test_upsert_continues_after_a_failed_operation() -> None:
     assert unpack(upsert_raw(pack((1, DOCUMENT)), operations))[1] == {**DOCUMENT, "d": 5}
 
 
-def test_large_containers_get_larger_heads() -> None:
+def test_large_containers_have_longer_headers() -> None:
     for size in 15, 16, 65535, 65536:
         many = tuple(range(size))
         assert run(("!", "[2][1]", "x"), document=many) == ("x", *many)

@@ -41,14 +41,14 @@ def run(values: tuple[Any, ...], *operations: tuple[Any, ...], index_base: int =
     return update(values, decode_operations(operations, index_base=index_base, field_names=NAMES))
 
 
-def test_fields_are_meant_by_number_from_the_base_by_number_from_the_end_and_by_name() -> None:
+def test_field_may_be_given_by_number_from_the_base_or_the_end_or_by_name() -> None:
     assert run((1, 2, 3), ("=", 2, "x")) == (1, "x", 3)
     assert run((1, 2, 3), ("=", 2, "x"), index_base=0) == (1, 2, "x")
     assert run((1, 2, 3), ("=", -1, "x")) == (1, 2, "x")
     assert run((1, 2, 3), ("=", "number", "x")) == (1, "x", 3)
 
 
-def test_assignment_at_the_end_appends_and_beyond_is_an_error() -> None:
+def test_assignment_at_the_end_appends_and_beyond_is_rejected() -> None:
     assert run((1,), ("=", 2, "x")) == (1, "x")
     with pytest.raises(errors.NoSuchFieldNo, match="Field 3 was not found"):
         run((1,), ("=", 3, "x"))
@@ -63,14 +63,14 @@ def test_insertion_and_deletion_shift_later_fields() -> None:
         run((1, 2), ("#", 1, 0))
 
 
-def test_second_arithmetic_operation_on_a_field_is_an_error_but_assignment_overrides() -> None:
+def test_second_arithmetic_operation_on_a_field_is_rejected_but_assignment_overrides() -> None:
     assert run((1, 5), ("+", 2, 1), ("=", 2, 9)) == (1, 9)
     with pytest.raises(errors.UpdateField, match="Field 2 UPDATE error: double update of the same field"):
         run((1, 5), ("=", 2, 9), ("+", 2, 1))
     assert run((1, 5), ("!", 2, 9), ("+", 2, 1)) == (1, 10, 5)
 
 
-def test_paths_lead_into_documents() -> None:
+def test_paths_address_fields_of_documents() -> None:
     values = (1, 2, "t", (10, 20), {"a": {"b": 5}, "c d": 1})
     assert run(values, ("=", "list[3]", 30))[3] == (10, 20, 30)
     assert run(values, ("!", "list[1]", 5), ("#", "map.a", 1)) == (1, 2, "t", (5, 10, 20), {"c d": 1})
@@ -131,7 +131,7 @@ VALUES = st.recursive(
         st.lists(st.one_of(st.sampled_from("=+-&|^:!#"), VALUES, st.integers(-3, 6)), max_size=5).map(tuple), max_size=4
     ).map(tuple),
 )
-def test_anything_gives_a_tuple_or_an_error_with_a_code(values: tuple[Any, ...], operations: Any) -> None:
+def test_any_operations_yield_a_tuple_or_an_error_with_a_code(values: tuple[Any, ...], operations: Any) -> None:
     before = repr(values)
     with contextlib.suppress(TarantoolError):
         decoded = decode_operations(operations, index_base=1, field_names=NAMES)
@@ -223,7 +223,7 @@ def said_twice(operation: Operation) -> TarantoolError:
 
 
 def ours(raw: bytes, operations: bytes, is_upsert: bool) -> tuple[int, str, bytes]:
-    """Code, message, and the resulting tuple."""
+    """Return the error code, the message, and the resulting tuple."""
     try:
         decoded = decode_operations(operations, field_names=FORMAT.field_names)
         new = (upsert_raw if is_upsert else update_raw)(raw, decoded, FORMAT)
@@ -287,7 +287,7 @@ def run_newer(values: tuple[Any, ...], *operations: tuple[Any, ...], rules: Upda
     return changed
 
 
-def test_newer_servers_fill_the_gap_after_a_tuple_with_nils() -> None:
+def test_newer_rules_fill_the_gap_after_a_tuple_with_nils() -> None:
     assert run_newer((1, 2), ("=", 4, "x")) == (1, 2, None, "x")
     assert run_newer((1, 2), ("!", "map", "x"), ("=", 3, 0)) == (1, 2, 0, None, "x")
     assert run_newer((1, 2), ("=", 3, "x")) == (1, 2, "x")
@@ -301,13 +301,13 @@ def test_newer_servers_fill_the_gap_after_a_tuple_with_nils() -> None:
         run_newer((1, 2), ("=", 2**31 - 1, 1))
 
 
-def test_newer_servers_delete_nothing_after_a_tuple() -> None:
+def test_newer_rules_ignore_deletion_after_the_end_of_a_tuple() -> None:
     assert run_newer((1, 2), ("#", 3, 1), ("#", 9, 4)) == (1, 2)
     with pytest.raises(errors.NoSuchFieldNo):
         run_newer((1, 2), ("#", -3, 1))
 
 
-def test_newest_servers_change_a_field_any_number_of_times() -> None:
+def test_newest_rules_allow_any_number_of_changes_of_a_field() -> None:
     with pytest.raises(errors.UpdateField, match="double update"):
         run_newer((1, 2), ("+", 2, 1), ("-", 2, 5))
     assert run_newer((1, 2), ("+", 2, 1), ("-", 2, 5), rules=NEWEST) == (1, -2)

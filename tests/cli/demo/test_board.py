@@ -55,7 +55,7 @@ async def test_output_to_a_file_has_occasional_lines() -> None:
 
 
 class Busy:
-    """Node `b` is started, answers once, and is then too busy to answer until it is killed."""
+    """Return samples: node `b` starts, answers once, and is then too busy to answer until it is killed."""
 
     def __init__(self) -> None:
         self.b = SimpleNamespace(name="b", is_running=True)
@@ -79,5 +79,5 @@ async def test_running_process_that_does_not_answer_is_not_dead() -> None:
     assert board._line(0, {}).startswith("b dead")
 
 
-def test_before_the_mirror_has_spoken_spark_is_starting() -> None:
+def test_spark_is_shown_as_starting_before_the_first_report_of_the_mirror() -> None:
     assert lake_text({}) == "Spark is starting"

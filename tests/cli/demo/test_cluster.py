@@ -34,14 +34,14 @@ async def orders_in(cluster: Cluster) -> set[int]:
 
 
 async def sold(shop: Shop, count: int) -> None:
-    """Wait until that many more orders are answered."""
+    """Wait until `count` more orders are answered."""
     wanted = len(shop.orders) + count
     async with asyncio.timeout(60):
         while len(shop.orders) < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def test_acknowledged_orders_survive_the_leader(cluster: Cluster) -> None:
+async def test_acknowledged_orders_survive_the_loss_of_the_leader(cluster: Cluster) -> None:
     cluster.start()
     first = await cluster.leader()
     await cluster.until_equal()

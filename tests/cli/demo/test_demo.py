@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.cli.conftest import Command
 
 
-def test_the_demo_shows_commands_and_their_output(flowstone: Command) -> None:
+def test_demo_shows_commands_and_their_output(flowstone: Command) -> None:
     shown = flowstone("demo", "--tour")
     assert shown.code == 0
     commands = re.findall(r"^\$ flowstone (.*)$", shown.text, re.MULTILINE)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("java")
 
 
 def processes_of(directory: Path) -> list[str]:
-    """Command lines that name a directory."""
+    """Return the command lines that name a directory."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -37,7 +37,7 @@ def processes_of(directory: Path) -> list[str]:
     return found
 
 
-async def test_the_story_ends_with_a_lake_that_equals_the_cluster(tmp_path: Path) -> None:
+async def test_story_ends_with_a_lake_equal_to_the_cluster(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
     assert isinstance(console.file, io.StringIO)
     code = await show_lake(tmp_path, console, Scale(seconds=2, customers=500, rate=600))

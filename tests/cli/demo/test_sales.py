@@ -13,7 +13,7 @@ from flowstone.iproto.uri import parse_uri
 from flowstone.outside import production
 
 
-async def test_a_turn_sells_and_cancels_one_order_in_ten(tmp_path: Path) -> None:
+async def test_turn_sells_orders_and_cancels_one_in_ten(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path / "node", listen="127.0.0.1:0", user=LOGIN) as node:
         await node.promote()
         uri = parse_uri(f"{LOGIN[0]}:{LOGIN[1]}@{node.address}")

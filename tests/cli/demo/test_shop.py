@@ -11,7 +11,7 @@ from flowstone.iproto.constants import type_name
 from flowstone.outside import production
 
 
-def test_the_shop_sells_one_order_and_withdraws_one(shop: Path) -> None:
+def test_shop_sells_one_order_and_cancels_one(shop: Path) -> None:
     outside = production()
     reading = Reading(outside, find_logs(outside.disk, [str(shop)]), settled=True)
     rows = list(records(reading.pieces()))

@@ -83,13 +83,13 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Exit codes: 0 stopped by a signal" in shown
 
 
-def test_events_are_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_are_written_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     teller = mirror.Teller(as_json=True)
     for event in (MirrorOpened("lake", {}, []), PROGRESS, MirrorCaughtUp({UUID: {1: 5}})):
         teller.tell(event)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in lines] == ["opened", "progress", "caught_up"]
-    assert lines[1]["tables"]["orders"] == {"changes": 1000, "changes_per_second": 500.0, "version": 12}
+    assert lines[1]["tables"]["orders"] == {"changes": 1000, "changes_per_second": 500.0, "version": 12, "misfits": 0}
 
 
 def test_output_without_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_progress_lines_are_printed_periodically_and_at_the_end(capsys: pytest.C
     def tell(changes: int, rate: float) -> None:
         teller.tell(MirrorProgress({UUID: {1: changes}}, changes, rate, 0.0, 0, {}))
 
-    for second in range(60):  # busy for 25 of them, then idle
+    for second in range(60):  # busy for 25 ticks, then idle
         now = 100.0 + second
         tell(min(second, 25), 1.0 if second < 35 else 0.0)
     assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == [
@@ -142,7 +142,7 @@ def test_terminal_shows_figures_per_table_in_place() -> None:
     assert "flowstone: table orders truncated" in shown
 
 
-def test_signals_stop_a_mirror_in_good_order(capfd: pytest.CaptureFixture[str]) -> None:
+def test_signals_stop_a_mirror_gracefully(capfd: pytest.CaptureFixture[str]) -> None:
     stopped: list[int] = []
 
     class Job:

@@ -47,41 +47,41 @@ def test_invalid_moment_is_rejected_with_the_nearest_one(
 ) -> None:
     done = flowstone("restore", archive, "--to", to, "--out", tmp_path / "out")
     assert done.code == 2
-    assert message in done.complaints[-1]
-    assert len(done.complaints) == 1
+    assert message in done.errors[-1]
+    assert len(done.errors) == 1
     assert not (tmp_path / "out").exists()
 
 
 def test_output_directory_must_be_empty(flowstone: Command, archive: Path) -> None:
     done = flowstone("restore", archive, "--to", "5", "--out", archive)
     assert done.code == 2
-    assert "is not empty" in done.complaints[-1]
+    assert "is not empty" in done.errors[-1]
 
 
 def test_unknown_format_is_rejected(flowstone: Command, archive: Path, tmp_path: Path) -> None:
     done = flowstone("restore", archive, "--to", "5", "--out", tmp_path / "out", "--format", "csv")
     assert done.code == 2
-    assert "snap, delta, parquet" in done.complaints[-1]
+    assert "snap, delta, parquet" in done.errors[-1]
 
 
 def test_directory_without_logs_is_rejected(flowstone: Command, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     done = flowstone("restore", tmp_path / "nothing", "--to", "5", "--out", tmp_path / "out")
     assert done.code in (1, 2)
-    assert len(done.complaints) == 1
+    assert len(done.errors) == 1
 
 
 def test_missing_directory_is_a_usage_error(flowstone: Command, tmp_path: Path) -> None:
     done = flowstone("restore", tmp_path / "nosuch", "--to", "5", "--out", tmp_path / "out")
     assert done.code == 2
-    assert "no such directory; specify an archive" in done.complaints[-1]
+    assert "no such directory; specify an archive" in done.errors[-1]
 
 
 def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: Path) -> None:
     done = flowstone("restore", archive, "--out", tmp_path / "out")
     assert done.code == 2
-    assert "--to is missing" in done.complaints[-1]
-    assert "newest" in done.complaints[-1]
+    assert "--to is missing" in done.errors[-1]
+    assert "newest" in done.errors[-1]
 
 
 @pytest.mark.parametrize(
@@ -98,5 +98,5 @@ def test_options_rejected_for_a_limestone(
     directory = random_directory(tmp_path / "log", 83, 6)
     done = flowstone("restore", directory.path, "--out", tmp_path / "out", *arguments)
     assert done.code == 2
-    assert message in done.complaints[-1]
+    assert message in done.errors[-1]
     assert not (tmp_path / "out").exists()

@@ -19,7 +19,7 @@ REAL = recorded.HERE / "dirs-master/before"
 def listed(flowstone: Command, *arguments: object) -> list[str]:
     done = flowstone("limestone", "cat", *map(str, arguments))
     assert done.code == 0
-    assert done.complaints == []
+    assert done.errors == []
     return done.text.splitlines()
 
 
@@ -72,7 +72,7 @@ def test_json_lines_have_all_fields(flowstone: Command) -> None:
         (["--file", "data/snapshot"], 1),
     ],
 )
-def test_filters(flowstone: Command, arguments: list[str], count: int) -> None:
+def test_filters_select_entries(flowstone: Command, arguments: list[str], count: int) -> None:
     assert len(listed(flowstone, *arguments, REAL)) == count
 
 
@@ -135,7 +135,7 @@ def test_damage_is_reported_after_all_readable_entries(flowstone: Command, tmp_p
     assert done.code == 1
     assert len(done.text.splitlines()) == 12
     size = len(damage.CLEAN)
-    assert done.complaints == [
+    assert done.errors == [
         f"flowstone: pwal_0000: incomplete entry at byte {size}",
         f"flowstone: pwal_0001: invalid entry at byte {size}",
     ]
@@ -146,7 +146,7 @@ def test_damaged_epoch_file_hides_only_durability(flowstone: Command, tmp_path: 
     (directory / names.EPOCH).write_bytes(b"garbage!!")
     done = flowstone("limestone", "cat", directory)
     assert (done.code, len(done.text.splitlines())) == (0, 6)
-    assert done.complaints[0].startswith("warning: ")
+    assert done.errors[0].startswith("warning: ")
     assert flowstone("limestone", "cat", "--durable", directory).code == 1
     assert flowstone("limestone", "cat", "--rows", directory).code == 1
 
@@ -167,8 +167,8 @@ def test_damaged_epoch_file_hides_only_durability(flowstone: Command, tmp_path: 
 def test_usage_error_is_one_line(flowstone: Command, arguments: list[object], word: str) -> None:
     refused = flowstone("limestone", "cat", *map(str, arguments))
     assert refused.code == 2
-    assert len(refused.complaints) == 1
-    assert word in refused.complaints[0]
+    assert len(refused.errors) == 1
+    assert word in refused.errors[0]
 
 
 @pytest.mark.parametrize("option", ["--json", "--rows", "--durable"])
@@ -177,9 +177,9 @@ def test_invalid_data_directory_is_rejected_as_by_inspect(flowstone: Command, tm
     (tmp_path / "program.py").write_bytes(b"")
     refused = flowstone("limestone", "cat", option, tmp_path)
     assert (refused.code, refused.text) == (2, "")
-    assert refused.complaints == flowstone("limestone", "inspect", tmp_path).complaints
+    assert refused.errors == flowstone("limestone", "inspect", tmp_path).errors
     (tmp_path / "pwal_0000").write_bytes(damage.CLEAN)
-    assert flowstone("limestone", "cat", tmp_path).code == 0, "logs that have lost their manifest can be looked at"
+    assert flowstone("limestone", "cat", tmp_path).code == 0, "logs without a manifest can be listed"
 
 
 def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_help_has_an_example_and_the_exit_codes(flowstone: Command, command: str
     assert "Exit codes" in text
 
 
-def test_without_a_command_help_is_shown(flowstone: Command) -> None:
+def test_help_is_shown_without_a_command(flowstone: Command) -> None:
     shown = flowstone("limestone")
     assert shown.code == 2
     assert "inspect" in shown.text + "".join(shown.errors)
@@ -53,20 +53,20 @@ def test_usage_error_is_exit_code_64_and_one_line(flowstone: Command, tmp_path: 
         ([newer], "persistent_format_version 8 is not supported"),
     ):
         refused = flowstone("limestone", command, *arguments)
-        assert (refused.code, len(refused.complaints)) == (64, 1), refused
-        assert word in refused.complaints[0]
+        assert (refused.code, len(refused.errors)) == (64, 1), refused
+        assert word in refused.errors[0]
 
 
 @pytest.mark.parametrize("command", TOOLS)
-def test_a_directory_in_use_is_64(flowstone: Command, tmp_path: Path, command: str) -> None:
+def test_directory_in_use_is_exit_code_64(flowstone: Command, tmp_path: Path, command: str) -> None:
     directory = damage.write(tmp_path / "data", b"")
     with offline.held(production().disk, str(directory)):
         refused = flowstone("limestone", command, directory)
     assert refused.code == 64
-    assert "it is in use" in refused.complaints[0]
+    assert "it is in use" in refused.errors[0]
 
 
-def test_the_tools_lines_are_those_that_were_recorded(flowstone: Command, tmp_path: Path) -> None:
+def test_output_equals_the_recorded_output_of_the_tool(flowstone: Command, tmp_path: Path) -> None:
     real = recorded.HERE / "dirs-master"
     directory = Path(shutil.copytree(real / "before", tmp_path / "data"))
     lines = flowstone("limestone", "inspect", directory).text.splitlines()

@@ -1,4 +1,4 @@
-"""The limestone compact command: its confirmation, output and leftovers."""
+"""The limestone compact command: its confirmation, output and remaining files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_compact_asks_for_confirmation(
     ]
     assert "execute? (y/N) " in done.text
     assert is_compacted(directory) is is_done
-    assert done.complaints == ([] if is_done else ["flowstone: aborted"])
+    assert done.errors == ([] if is_done else ["flowstone: aborted"])
 
 
 def test_compact_reports_an_empty_result(flowstone: Command, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_compacted_directory_is_unchanged(flowstone: Command, directory: Path, o
     assert flowstone("limestone", "compact", "--force", "--no-backup", directory).code == 0
     before = {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()}
     done = flowstone("limestone", "compact", *options, directory)
-    assert (done.code, done.complaints) == (0, [])
+    assert (done.code, done.errors) == (0, [])
     if "--json" in options:
         found = json.loads(done.text)
         assert (found["rows"], found["inputs"], found["backup"]) == (7, [], None)
@@ -89,7 +89,7 @@ def test_a_dry_run_changes_nothing(flowstone: Command, directory: Path) -> None:
 def test_json_is_complete_and_asks_no_confirmation(flowstone: Command, directory: Path) -> None:
     refused = flowstone("limestone", "compact", "--json", directory)
     assert refused.code == 64
-    assert "--force" in refused.complaints[0]
+    assert "--force" in refused.errors[0]
     planned = json.loads(flowstone("limestone", "compact", "--json", "--dry-run", directory).text)
     assert planned == {
         "directory": str(directory),
@@ -122,7 +122,7 @@ def test_missing_working_directory_is_not_created(flowstone: Command, directory:
     for place in (directory.parent / "nosuch", directory / names.EPOCH):
         refused = flowstone("limestone", "compact", "--force", "--working-dir", place, directory)
         assert refused.code == 64
-        assert f"--working-dir {place}: no such directory" in refused.complaints[0]
+        assert f"--working-dir {place}: no such directory" in refused.errors[0]
     assert sorted(directory.parent.rglob("*")) == before
 
 
@@ -131,10 +131,10 @@ def test_links_and_damage_are_rejected(flowstone: Command, directory: Path) -> N
     link.symlink_to(directory)
     refused = flowstone("limestone", "compact", "--force", link)
     assert refused.code == 64
-    assert "symbolic link" in refused.complaints[0]
+    assert "symbolic link" in refused.errors[0]
     (directory / "pwal_0000").write_bytes(damage.ENTRY)
     for option in ("--force", "--dry-run"):
         refused = flowstone("limestone", "compact", option, directory)
         assert refused.code == 64
-        assert "pwal_0000 is damaged at byte 0" in refused.complaints[0]
+        assert "pwal_0000 is damaged at byte 0" in refused.errors[0]
     assert sorted(path.name for path in directory.parent.iterdir()) == ["data", "link"]

@@ -24,7 +24,7 @@ def test_exit_code_equals_that_of_the_real_tool(flowstone: Command, tmp_path: Pa
     assert shown.code == case.inspect
     lines = shown.text.splitlines()
     assert (lines[2], lines[-1]) == ("durable-epoch: 5", f"status: {STATUS[case.inspect]}")
-    assert bool(shown.complaints) == (case.inspect > 0)
+    assert bool(shown.errors) == (case.inspect > 0)
 
 
 def test_problems_are_listed_with_their_places(flowstone: Command, tmp_path: Path) -> None:
@@ -32,14 +32,14 @@ def test_problems_are_listed_with_their_places(flowstone: Command, tmp_path: Pat
     (directory / names.EPOCH).write_bytes((directory / names.EPOCH).read_bytes() + b"\x04")
     shown = flowstone("limestone", "inspect", directory)
     assert shown.code == 1
-    assert shown.complaints == [
+    assert shown.errors == [
         "epoch: the last 1 bytes are not a record",
         f"pwal_0000: at byte {len(damage.CLEAN)}: session of epoch 6 is not durable: durable epoch is 5",
         f"pwal_0000: at byte {len(damage.CLEAN + damage.SIX)}: invalid entry type 0x55",
     ]
 
 
-def test_a_table_of_the_files_is_shown_on_request(flowstone: Command) -> None:
+def test_table_of_files_is_shown_on_request(flowstone: Command) -> None:
     shown = flowstone("limestone", "inspect", "--files", recorded.HERE / "dirs-master/before")
     rows = [line.split() for line in shown.text.splitlines() if line.strip().startswith("pwal_")]
     assert rows == [["pwal_0000", "511", "4", "5", "10", "ok"], ["pwal_0001", "277", "3", "5", "6", "ok"]]
@@ -99,15 +99,15 @@ def test_an_epoch_file_without_records_is_unrepairable(flowstone: Command, tmp_p
     shown = flowstone("limestone", "inspect", directory)
     assert shown.code == 2
     assert "durable-epoch: unknown" in shown.text
-    assert "catalog header is missing" in shown.complaints[1]
+    assert "catalog header is missing" in shown.errors[1]
 
 
 @pytest.mark.parametrize("tool", ["inspect", "repair", "compact"])
-def test_a_directory_whose_data_is_aside_is_left_alone(flowstone: Command, tmp_path: Path, tool: str) -> None:
-    """A master was reseeding a replica; the directory in place is not the replica's data."""
+def test_directory_with_replaced_data_is_left_unchanged(flowstone: Command, tmp_path: Path, tool: str) -> None:
+    """A master was reseeding a replica; the current directory does not have the replica's data."""
     directory = damage.write(tmp_path / "data", b"")
     replica_seeding.put_aside(production().disk, str(directory))
     shown = flowstone("limestone", tool, directory, *(["--force"] if tool == "compact" else []))
     assert shown.code == 64
-    assert "put_aside: a seeding did not complete" in " ".join(shown.complaints)
+    assert "put_aside: a seeding did not complete" in " ".join(shown.errors)
     assert (directory / "put_aside/pwal_0000").read_bytes() == damage.CLEAN

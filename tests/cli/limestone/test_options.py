@@ -9,7 +9,7 @@ from flowstone.limestone.format.entries import EntryType
 from tests.limestone import recorded
 
 
-def test_every_entry_type_has_the_name_of_the_originals_source() -> None:
+def test_every_entry_type_has_its_name_in_the_original() -> None:
     assert sorted(options.NAMES) == sorted(EntryType)
     text = (recorded.HERE / "dirs-master/before.txt").read_text()
     found = re.findall(r"^ +\d+ (\w+) .*\| (\w\w)", text, re.MULTILINE)

@@ -15,7 +15,9 @@ from tests.limestone.damage import CLEAN, MATRIX, SIX, Damage
 
 @pytest.mark.parametrize("cut", [False, True], ids=["mark", "cut"])
 @pytest.mark.parametrize("case", MATRIX, ids=[case.name for case in MATRIX])
-def test_status_and_exit_code_are_the_real_tools(flowstone: Command, tmp_path: Path, case: Damage, cut: bool) -> None:
+def test_status_and_exit_code_equal_those_of_the_real_tool(
+    flowstone: Command, tmp_path: Path, case: Damage, cut: bool
+) -> None:
     directory = damage.write(tmp_path / "data", case.appended)
     status = case.cut if cut else case.repair
     done = flowstone("limestone", "repair", *(["--cut"] if cut else []), directory)
@@ -69,7 +71,7 @@ def test_unreadable_epoch_file_requires_an_epoch(flowstone: Command, tmp_path: P
     (directory / names.EPOCH).write_bytes(b"garbage!!")
     done = flowstone("limestone", "repair", directory)
     assert (done.code, done.text.splitlines()[1:]) == (16, ["durable-epoch: unknown", "status: unrepairable"])
-    assert "durable epoch unknown; give it with --epoch (the largest epoch of any session is 5)" in done.complaints[1]
+    assert "durable epoch unknown; give it with --epoch (the largest epoch of any session is 5)" in done.errors[1]
     done = flowstone("limestone", "repair", "--epoch", "5", "--no-backup", directory)
     assert (done.code, done.text.splitlines()[1:]) == (0, ["status: repaired"])
     assert flowstone("limestone", "inspect", directory).code == 0
@@ -97,4 +99,4 @@ def test_unreadable_catalog_prevents_a_repair(flowstone: Command, tmp_path: Path
     (directory / names.CATALOG).write_bytes(b"?")
     done = flowstone("limestone", "repair", directory)
     assert done.code == 64
-    assert len(done.complaints) == 1
+    assert len(done.errors) == 1

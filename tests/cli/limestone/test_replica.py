@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "flowstone.cli", "limestone", "replica"]
 
 
 class Running:
-    """The process and its output."""
+    """A replica process and its output."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -40,7 +40,7 @@ class Running:
         return event
 
     def stop(self, number: signal.Signals) -> list[dict[str, Any]]:
-        """Return its last output; it must exit with 0."""
+        """Stop the process, check that it exits with 0, and return its last output."""
         self.process.send_signal(number)
         assert self.process.stdout is not None
         rest = [json.loads(line) for line in self.process.stdout]
@@ -50,7 +50,7 @@ class Running:
 
 @contextmanager
 def started(directory: Path, *options: str, is_fresh: bool = False, **environment: str) -> Iterator[Running]:
-    """With `is_fresh` it has an interpreter of its own."""
+    """Start a replica process; with `is_fresh`, in an interpreter of its own."""
     replica = COMMAND if is_fresh else (*warm("flowstone.cli"), "limestone", "replica")
     command = [*replica, str(directory), "--json", *options]
     others = {"env": os.environ | environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -106,7 +106,7 @@ async def test_replica_serves_masters_until_a_signal(number: signal.Signals, tmp
         assert running.first["durable_epoch"] == 2
 
 
-async def test_asks_for_the_secret(tmp_path: Path) -> None:
+async def test_replica_prompts_for_the_secret(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from a file\nnot this\n")
     with started(tmp_path / "a", "--listen", "tcp://[::1]:0", "--secret-file", str(tmp_path / "secret")) as running:
         await write(running.endpoint, 1, "from a file")
@@ -138,7 +138,7 @@ def test_replica_lists_the_masters_that_can_write(tmp_path: Path) -> None:
         (["--listen", "tls://127.0.0.1:0", "--ssl-cert-file", "{}/missing"], "cannot read ssl_cert_file"),
     ],
 )
-def test_a_wrong_command_line_is_named(
+def test_invalid_command_line_is_reported(
     options: list[str], what: str, flowstone: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(ENDPOINT_VARIABLE, raising=False)
@@ -148,7 +148,7 @@ def test_a_wrong_command_line_is_named(
         "limestone", "replica", tmp_path / "data", *(text.replace("{}", str(tmp_path)) for text in options)
     )
     assert result.code == 2
-    assert what in result.complaints[-1]
+    assert what in result.errors[-1]
 
 
 def test_error_names_an_unavailable_address_and_creates_nothing(flowstone: Command, tmp_path: Path) -> None:
@@ -158,11 +158,11 @@ def test_error_names_an_unavailable_address_and_creates_nothing(flowstone: Comma
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         result = flowstone("limestone", "replica", tmp_path / "data", "--listen", address)
     assert result.code == 1
-    assert f"cannot listen at {address}: address already in use" in result.complaints[-1]
-    assert "another port" in result.complaints[-1]
+    assert f"cannot listen at {address}: address already in use" in result.errors[-1]
+    assert "another port" in result.errors[-1]
     result = flowstone("limestone", "replica", tmp_path / "data", "--listen", "tcp://no-such-host.invalid:1")
     assert result.code == 1
-    assert "cannot listen at tcp://no-such-host.invalid:1: " in result.complaints[-1]
+    assert "cannot listen at tcp://no-such-host.invalid:1: " in result.errors[-1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -172,21 +172,21 @@ def test_file_is_rejected_as_directory_and_empty_secret_as_secret(
     (tmp_path / "file").touch()
     result = flowstone("limestone", "replica", tmp_path / "file", "--listen", "tcp://127.0.0.1:0")
     assert result.code == 2
-    assert "is not a directory" in result.complaints[-1]
+    assert "is not a directory" in result.errors[-1]
     monkeypatch.setenv(SECRET_VARIABLE, "")
     result = flowstone("limestone", "replica", tmp_path / "data", "--listen", "tcp://127.0.0.1:0")
     assert result.code == 2
-    assert f"{SECRET_VARIABLE} is empty" in result.complaints[-1]
+    assert f"{SECRET_VARIABLE} is empty" in result.errors[-1]
 
 
-def test_a_directory_in_use_or_of_something_else(flowstone: Command, tmp_path: Path) -> None:
+def test_directory_in_use_or_with_other_data_is_rejected(flowstone: Command, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = flowstone("limestone", "replica", tmp_path, "--listen", "tcp://127.0.0.1:0")
     assert refused.code == 1
     with started(tmp_path / "data", "--listen", "tcp://127.0.0.1:0"):
         refused = flowstone("limestone", "replica", tmp_path / "data", "--listen", "tcp://127.0.0.1:0")
         assert refused.code == 1
-        assert "in use" in refused.complaints[-1]
+        assert "in use" in refused.errors[-1]
 
 
 async def test_replica_continues_when_its_output_is_closed(tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ def lsns(flowstone: Command) -> Any:
     return command
 
 
-def test_from_is_inclusive_and_to_is_not(lsns: Any, shop: Path) -> None:
+def test_from_is_inclusive_and_to_is_exclusive(lsns: Any, shop: Path) -> None:
     assert lsns("--from", "4", "--to", "7", shop) == [4, 5, 6]
 
 
-def test_timestamp_is_exclusive_and_taken_in_both_forms(lsns: Any, tmp_path: Path) -> None:
+def test_timestamp_is_exclusive_and_accepted_in_both_forms(lsns: Any, tmp_path: Path) -> None:
     log = Log(tmp_path)
     for number in range(5):
         log.insert(512, number)  # at 1001.0, 1002.0 and so on
@@ -53,29 +53,29 @@ def test_spaces_are_selected_by_id_or_name(lsns: Any, shop: Path) -> None:
     assert lsns("--space", "orders", "--space", "512", shop) == [2, 3, 6, 8, 11, 12]
 
 
-def test_replicas_are_chosen_by_id(flowstone: Command, shop: Path) -> None:
+def test_replicas_are_selected_by_id(flowstone: Command, shop: Path) -> None:
     shown = flowstone("cat", "--format=json", "--replica", "0", shop / LOG)
     assert [json.loads(line)["HEADER"]["type"] for line in shown.out.splitlines()] == ["RAFT"]
 
 
-def test_system_spaces_are_shown_when_asked_for(flowstone: Command, shop: Path) -> None:
+def test_system_spaces_are_shown_on_request(flowstone: Command, shop: Path) -> None:
     snapshot = shop / "00000000000000000000.snap"
     assert b"_space" not in flowstone("cat", "--format=json", snapshot).out
     assert flowstone("cat", "--format=json", "--show-system", snapshot).out.count(b'"space":"_space"') == 3
     assert flowstone("cat", "--format=json", "--space=_index", snapshot).out.count(b"\n") == 3
 
 
-def test_subdirectories_are_read_when_asked_for(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+def test_subdirectories_are_read_on_request(flowstone: Command, shop: Path, tmp_path: Path) -> None:
     shutil.copytree(shop, tmp_path / "deep" / "shop")
     refused = flowstone("cat", tmp_path)
     assert (refused.code, refused.out) == (2, b"")
-    assert refused.complaints[0].endswith("look into subdirectories with --recursive")
+    assert refused.errors[0].endswith("look into subdirectories with --recursive")
     assert flowstone("cat", "-r", tmp_path).out == flowstone("cat", shop).out
 
 
 def test_settled_omits_rolled_back_transactions_and_those_after_them(flowstone: Command, lsns: Any, shop: Path) -> None:
     assert lsns("--settled", shop) == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13]
-    assert flowstone("cat", "--settled", shop).complaints == ["note: 3 rows skipped (all spaces): rolled back"]
+    assert flowstone("cat", "--settled", shop).errors == ["note: 3 rows skipped (all spaces): rolled back"]
 
 
 def test_settled_omits_pending_transactions(flowstone: Command, tmp_path: Path) -> None:
@@ -86,17 +86,17 @@ def test_settled_omits_pending_transactions(flowstone: Command, tmp_path: Path) 
     log.writer.close()
     shown = flowstone("cat", "--settled", "--format=json", log.path)
     assert shown.out.count(b"\n") == 2
-    assert shown.complaints == ["note: 1 row withheld (all spaces): neither confirmed nor rolled back in this log"]
+    assert shown.errors == ["note: 1 row withheld (all spaces): neither confirmed nor rolled back in this log"]
 
 
-def test_json_has_names_when_asked_for(flowstone: Command, shop: Path) -> None:
+def test_json_has_names_on_request(flowstone: Command, shop: Path) -> None:
     rows = [json.loads(line) for line in flowstone("cat", "--format=json", "--names", shop).out.splitlines()]
     assert rows[0]["BODY"]["tuple"] == {"id": 1, "name": "Ada", "city": "London"}
     plain = [json.loads(line) for line in flowstone("cat", "--format=json", shop).out.splitlines()]
     assert plain[0]["BODY"]["tuple"] == [1, "Ada", "London"]
 
 
-def test_yaml_can_do_without_names(flowstone: Command, shop: Path) -> None:
+def test_yaml_may_omit_names(flowstone: Command, shop: Path) -> None:
     assert '  tuple: [1, "Ada", "London"]\n' in flowstone("cat", "--no-names", shop).text
 
 
@@ -144,14 +144,14 @@ def test_csv_of_one_space_has_typed_columns(flowstone: Command, shop: Path) -> N
     assert json.loads(rows[2]["_key"]) == [1]
 
 
-def test_csv_of_several_spaces_has_json(flowstone: Command, shop: Path) -> None:
+def test_csv_of_several_spaces_has_a_json_column(flowstone: Command, shop: Path) -> None:
     rows = table(flowstone("cat", "--format=csv", shop).text)
     assert (rows[0]["space_id"], rows[0]["space"]) == ("512", "customers")
     assert json.loads(rows[0]["tuple"]) == [1, "Ada", "London"]
     assert rows[4]["type"] == "RAFT"
 
 
-def test_columns_are_chosen_by_name(flowstone: Command, shop: Path) -> None:
+def test_columns_are_selected_by_name(flowstone: Command, shop: Path) -> None:
     shown = flowstone("cat", "--format=csv", "--space=products", "--columns=name,_lsn", shop)
     assert shown.text.splitlines()[:2] == ['"name","_lsn"', '"lamp",11']
 
@@ -166,7 +166,7 @@ def test_decimals_become_numbers_with_a_scale(flowstone: Command, shop: Path, tm
 
 
 @pytest.mark.parametrize(("kind", "shown"), [("decimal", "18446744073709551615"), ("double", "1.8446744073709552e+19")])
-def test_large_unsigned_numbers_get_the_type_asked_for(
+def test_large_unsigned_numbers_get_the_requested_type(
     flowstone: Command, tmp_path: Path, kind: str, shown: str
 ) -> None:
     log = Log(tmp_path)
@@ -175,8 +175,8 @@ def test_large_unsigned_numbers_get_the_type_asked_for(
     log.writer.close()
     refused = flowstone("cat", "--format=csv", "--space=big", log.path)
     assert refused.code == 1
-    assert "field 'id'" in refused.complaints[0]
-    assert "--unsigned-as=decimal" in refused.complaints[0]
+    assert "field 'id'" in refused.errors[0]
+    assert "--unsigned-as=decimal" in refused.errors[0]
     rows = table(flowstone("cat", "--format=csv", "--space=big", "--unsigned-as", kind, log.path).text)
     assert rows[0]["id"] == shown
 
@@ -187,7 +187,7 @@ def test_strings_that_are_not_utf8_can_be_shown_as_bytes(flowstone: Command, tmp
         log.insert(512, 1, "\udcff")
     refused = flowstone("cat", "--format=csv", "--space=t", log.path)
     assert refused.code == 1
-    assert refused.complaints[0].endswith("is not UTF-8; choose --strings-as=binary")
+    assert refused.errors[0].endswith("is not UTF-8; choose --strings-as=binary")
     output = tmp_path / "t.parquet"
     chosen = ("--format=parquet", "--space=t", "--strings-as=binary", "-o", output)
     assert flowstone("cat", *chosen, log.path).code == 0
@@ -228,13 +228,13 @@ def test_column_that_changes_its_type_is_rejected_with_advice(flowstone: Command
     log.writer.close()
     refused = flowstone("cat", "--format=csv", "--space=t", log.path)
     assert (refused.code, refused.out) == (1, b"")
-    (said,) = refused.complaints
+    (said,) = refused.errors
     assert said.startswith("flowstone: column 'v' is string in one definition of the space and bool in another; ")
     assert said.endswith("read the log before and after the space was altered separately, with --from and --to")
     assert flowstone("cat", "--format=csv", "--space=t", "--to=5", log.path).code == 0
 
 
-def test_output_takes_the_rows_of_any_format(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+def test_output_file_is_supported_by_every_format(flowstone: Command, shop: Path, tmp_path: Path) -> None:
     for form in ("yaml", "json", "lua", "table", "csv"):
         path = tmp_path / form
         assert flowstone("cat", "--format", form, "--output", path, shop).out == b""
@@ -242,14 +242,14 @@ def test_output_takes_the_rows_of_any_format(flowstone: Command, shop: Path, tmp
     assert sorted(os.listdir(tmp_path)) == ["csv", "json", "lua", "table", "yaml"]
 
 
-def test_a_failed_output_leaves_no_file(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+def test_failed_output_leaves_no_file(flowstone: Command, shop: Path, tmp_path: Path) -> None:
     assert flowstone("cat", "--format=csv", "--space=nope", "--output", tmp_path / "x", shop).code == 2
     assert os.listdir(tmp_path) == []
 
 
 @pytest.fixture
 def damaged(shop: Path, tmp_path: Path) -> Path:
-    """The second log with a wrong byte in the middle."""
+    """Return the logs, the second one with a wrong byte in the middle."""
     copy = tmp_path / "shop"
     shutil.copytree(shop, copy)
     log = copy / "00000000000000000011.xlog"
@@ -262,16 +262,16 @@ def damaged(shop: Path, tmp_path: Path) -> Path:
 def test_damage_ends_the_listing_with_one_line(flowstone: Command, damaged: Path) -> None:
     stopped = flowstone("cat", "--format=json", damaged)
     assert stopped.code == 1
-    assert len(stopped.complaints) == 1
-    assert "00000000000000000011.xlog: damaged at byte " in stopped.complaints[0]
+    assert len(stopped.errors) == 1
+    assert "00000000000000000011.xlog: damaged at byte " in stopped.errors[0]
     assert stopped.out.count(b"\n") == 16
 
 
 def test_force_continues_and_reports_skipped_bytes(flowstone: Command, damaged: Path) -> None:
     forced = flowstone("cat", "--format=json", "--force", damaged)
     assert forced.code == 3
-    assert forced.complaints[0].startswith("warning: ")
-    assert "skipped bytes" in forced.complaints[0]
+    assert forced.errors[0].startswith("warning: ")
+    assert "skipped bytes" in forced.errors[0]
     assert forced.out.count(b"\n") == 17
 
 
@@ -279,9 +279,9 @@ def test_force_is_not_suggested_when_already_given(flowstone: Command, shop: Pat
     log = tmp_path / LOG
     log.write_bytes((shop / LOG).read_bytes().replace(b"VClock: {}", b"VClock: {x}", 1))
     refused = flowstone("cat", log)
-    assert (refused.code, "with --force" in refused.complaints[0]) == (1, True)
+    assert (refused.code, "with --force" in refused.errors[0]) == (1, True)
     forced = flowstone("cat", "--force", log)
-    assert (forced.code, "with --force" in forced.complaints[0]) == (1, False)
+    assert (forced.code, "with --force" in forced.errors[0]) == (1, False)
 
 
 def test_gap_accepted_by_force_is_reported(flowstone: Command, tmp_path: Path) -> None:
@@ -290,21 +290,21 @@ def test_gap_accepted_by_force_is_reported(flowstone: Command, tmp_path: Path) -
             log.insert(512, start)
     refused = flowstone("cat", tmp_path)
     assert refused.code == 1
-    assert refused.complaints[0].endswith("or continue without these rows with --force")
+    assert refused.errors[0].endswith("or skip the missing rows with --force")
     forced = flowstone("cat", "--format=json", "--force", tmp_path)
-    assert (forced.code, forced.out.count(b"\n"), len(forced.complaints)) == (3, 2, 1)
-    assert forced.complaints[0].startswith("warning: ")
-    assert "LSN 2..5 of replica 1 missing" in forced.complaints[0]
+    assert (forced.code, forced.out.count(b"\n"), len(forced.errors)) == (3, 2, 1)
+    assert forced.errors[0].startswith("warning: ")
+    assert "LSN 2..5 of replica 1 missing" in forced.errors[0]
 
 
-def test_lua_is_settled_unless_everything_is_asked_for(flowstone: Command, shop: Path) -> None:
+def test_lua_has_only_settled_rows_by_default(flowstone: Command, shop: Path) -> None:
     settled = flowstone("cat", "--format=lua", shop)
     assert "Edsger" not in settled.text
-    assert settled.complaints == ["note: 3 rows skipped (all spaces): rolled back"]
+    assert settled.errors == ["note: 3 rows skipped (all spaces): rolled back"]
     assert "Edsger" in flowstone("cat", "--format=lua", "--no-settled", shop).text
 
 
-def test_lua_has_the_truncates_of_the_wanted_spaces(flowstone: Command, tmp_path: Path) -> None:
+def test_lua_has_the_truncates_of_the_selected_spaces(flowstone: Command, tmp_path: Path) -> None:
     upsert: Any = 9
     with Log(tmp_path) as log:
         log.insert(512, 1)
@@ -328,8 +328,8 @@ def test_a_torn_tail_is_a_warning(flowstone: Command, shop: Path, tmp_path: Path
     shown = flowstone("cat", "--format=json", log)
     assert shown.code == 0
     assert shown.out.count(b"\n") == 2
-    assert len(shown.complaints) == 1
-    assert "torn at byte" in shown.complaints[0]
+    assert len(shown.errors) == 1
+    assert "torn at byte" in shown.errors[0]
 
 
 @pytest.mark.parametrize(
@@ -386,11 +386,11 @@ def test_usage_error_is_one_line(
     monkeypatch.chdir(tmp_path)
     refused = flowstone("cat", *arguments)
     assert (refused.code, refused.out) == (code, b"")
-    assert len(refused.complaints) == 1
-    assert refused.complaints[0].startswith(says)
+    assert len(refused.errors) == 1
+    assert refused.errors[0].startswith(says)
 
 
-def test_a_file_that_may_not_be_read_is_named(
+def test_unreadable_file_is_reported(
     flowstone: Command, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / LOG
@@ -403,4 +403,4 @@ def test_a_file_that_may_not_be_read_is_named(
 
         monkeypatch.setattr(SystemDisk, "open", refuse)
     refused = flowstone("cat", log)
-    assert (refused.code, refused.complaints) == (2, [f"flowstone: {log}: Permission denied"])
+    assert (refused.code, refused.errors) == (2, [f"flowstone: {log}: Permission denied"])

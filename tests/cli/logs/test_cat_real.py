@@ -31,7 +31,7 @@ SCHEMA = "\n".join(
 
 
 def reference(line: bytes) -> Any:
-    """Return a line of tarantoolctl with its numbers outside of JSON replaced by our words for them."""
+    """Return a line of tarantoolctl with our names in place of its numeric types."""
     words = {b"nan": b'"NaN"', b"-nan": b'"NaN"', b"inf": b'"Infinity"', b"-inf": b'"-Infinity"'}
     row = json.loads(NUMBER.sub(lambda found: words[found[0]], line).decode("utf-8", "surrogateescape"))
     names = {40: "CONFIRM", 41: "ROLLBACK"}
@@ -53,7 +53,7 @@ def ours(line: bytes) -> Any:
 
 
 def rounded(value: Any) -> Any:
-    """Numbers at the 14 digits that tarantoolctl prints."""
+    """Return numbers rounded to the 14 digits that tarantoolctl prints."""
     if isinstance(value, float):
         return float(f"{value:.14g}")
     if isinstance(value, list):
@@ -157,7 +157,7 @@ def test_server_after_play_has_the_same_data(
     logs = sorted(real_log.glob("*.xlog"))
     with tarantool.serve(tmp_path, setup=SCHEMA) as server:
         played = flowstone("play", server.uri, *SPACES, *logs)
-    assert (played.code, played.complaints) == (0, ["note: 1 row skipped (all spaces): rolled back"])
+    assert (played.code, played.errors) == (0, ["note: 1 row skipped (all spaces): rolled back"])
     # Local rows, which have no replica id, are counted separately.
     assert played.text.endswith("resume each replica with --replica 0 --from 2, --replica 1 --from 61\n")
     printed = tarantool.run("box.cfg{log='again.log'}" + DUMP, tmp_path)

@@ -54,7 +54,7 @@ def call(server: Server, expression: str) -> Any:
 
 @pytest.fixture
 def server(running: Server) -> Server:
-    """A server whose spaces `t` and `other` are empty."""
+    """Return a server with empty spaces `t` and `other`."""
     call(running, "box.space.t:truncate(), box.space.other:truncate()")
     return running
 
@@ -65,7 +65,7 @@ def ids(server: Server, space: str = "t") -> list[int]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    """Rows 1, 2 alone, 3 and 4 as one transaction with a row of `other` between them, 5 alone."""
+    """Return a log: rows 1 and 2 alone, 3 and 4 in one transaction with a row of `other` between them, 5 alone."""
     log = Log(tmp_path)
     log.insert(512, 1)
     log.insert(512, 2)
@@ -84,14 +84,14 @@ def test_all_rows_are_replayed_and_counted(flowstone: Command, server: Server, l
     assert (ids(server), ids(server, "other")) == ([1, 2, 3, 4, 5], [3])
 
 
-def test_the_result_can_be_had_as_json(flowstone: Command, server: Server, log: Log) -> None:
+def test_result_is_available_as_json(flowstone: Command, server: Server, log: Log) -> None:
     log.writer.close()
     result = json.loads(flowstone("play", "--json", server.uri, log.path).out)
     assert result.pop("seconds") >= 0
     assert result == {"transactions": 4, "rows": 6, "skipped": 0, "positions": {"1": 6}}
 
 
-def test_filters_work_inside_of_transactions(flowstone: Command, server: Server, log: Log) -> None:
+def test_filters_apply_within_transactions(flowstone: Command, server: Server, log: Log) -> None:
     log.writer.close()
     done = flowstone("play", "--from=2", "--to=6", "--space=512", server.uri, log.path)
     assert done.text.startswith("replayed 2 transactions with 3 rows in ")
@@ -103,9 +103,9 @@ def test_rejected_row_stops_play_and_from_resumes(flowstone: Command, server: Se
     call(server, "box.space.other:insert{3}")
     stopped = flowstone("play", server.uri, log.path)
     assert stopped.code == 1
-    assert len(stopped.complaints) == 1
-    assert f"{log.path}: row with LSN 4 of replica 1 (INSERT, space 513) was rejected by " in stopped.complaints[0]
-    assert stopped.complaints[0].endswith("applied: retry it with --from 3, or skip it with --from 6")
+    assert len(stopped.errors) == 1
+    assert f"{log.path}: row with LSN 4 of replica 1 (INSERT, space 513) was rejected by " in stopped.errors[0]
+    assert stopped.errors[0].endswith("applied: retry it with --from 3, or skip it with --from 6")
     assert stopped.text.startswith("replayed 2 transactions with 2 rows in ")
     assert ids(server) == [1, 2]
     call(server, "box.space.other:delete{3}")
@@ -113,9 +113,7 @@ def test_rejected_row_stops_play_and_from_resumes(flowstone: Command, server: Se
     assert ids(server) == [1, 2, 3, 4, 5]
 
 
-def test_only_settled_rows_are_replayed_unless_others_are_asked_for(
-    flowstone: Command, server: Server, tmp_path: Path
-) -> None:
+def test_only_settled_rows_are_replayed_by_default(flowstone: Command, server: Server, tmp_path: Path) -> None:
     log = Log(tmp_path)
     promote: Any = 31
     log.write((promote, {2: 0, 3: 0, 0x53: 2}))
@@ -125,7 +123,7 @@ def test_only_settled_rows_are_replayed_unless_others_are_asked_for(
     log.writer.close()
     done = flowstone("play", server.uri, log.path)
     assert (done.code, ids(server)) == (0, [2])
-    assert done.complaints == [
+    assert done.errors == [
         "note: 1 row skipped (all spaces): rolled back",
         "note: 1 row withheld (all spaces): neither confirmed nor rolled back in this log",
     ]
@@ -139,7 +137,7 @@ def test_credentials_come_from_options_uri_or_environment(
     log.writer.close()
     wrong = flowstone("play", "-u", "player", "-p", "wrong", server.uri, log.path)
     assert wrong.code == 1
-    assert "wrong" not in wrong.complaints[0]
+    assert "wrong" not in wrong.errors[0]
     assert ids(server) == []
     assert flowstone("play", "--to=2", "-u", "player", "-p", "secret", server.uri, log.path).code == 0
     assert flowstone("play", "--from=2", "--to=3", f"player:secret@{server.uri}", log.path).code == 0
@@ -164,8 +162,8 @@ def test_errors_are_one_line(flowstone: Command, log: Log, arguments: list[str],
     log.writer.close()
     refused = flowstone("play", *arguments, log.path)
     assert (refused.code, refused.out) == (code, b"")
-    assert len(refused.complaints) == 1
-    assert refused.complaints[0].startswith(says)
+    assert len(refused.errors) == 1
+    assert refused.errors[0].startswith(says)
 
 
 def test_space_with_another_name_is_rejected(flowstone: Command, server: Server, tmp_path: Path) -> None:
@@ -176,8 +174,8 @@ def test_space_with_another_name_is_rejected(flowstone: Command, server: Server,
         log.insert(513, 2)
     stopped = flowstone("play", "--json", server.uri, log.path)
     assert (stopped.code, json.loads(stopped.out)["rows"]) == (1, 1)
-    assert len(stopped.complaints) == 1
-    assert "belongs to space 'users' with id 513, but space 513 is named 'other' at " in stopped.complaints[0]
+    assert len(stopped.errors) == 1
+    assert "belongs to space 'users' with id 513, but space 513 is named 'other' at " in stopped.errors[0]
     assert (ids(server), ids(server, "other")) == ([1], [])
 
 
@@ -201,7 +199,7 @@ def test_rows_replayed_before_damage_are_counted(flowstone: Command, server: Ser
     data[-20] ^= 0xFF
     path.write_bytes(bytes(data))
     stopped = flowstone("play", server.uri, log.path)
-    assert (stopped.code, len(stopped.complaints)) == (1, 1)
+    assert (stopped.code, len(stopped.errors)) == (1, 1)
     assert stopped.text.startswith("replayed 2 transactions with 2 rows in ")
     assert stopped.text.endswith("; resume with --from 3\n")
     assert ids(server) == [1, 2]

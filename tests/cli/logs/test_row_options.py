@@ -30,12 +30,12 @@ from flowstone.cli.logs.row_options import SPELLINGS, make_selection, parse_time
         ("2024-05-01T12:00:00.000000001Z", 1714564800.0),
     ],
 )
-def test_moments_are_read_in_both_forms(text: str, seconds: float) -> None:
+def test_timestamps_are_accepted_in_both_forms(text: str, seconds: float) -> None:
     assert parse_timestamp(text) == seconds
 
 
 @given(st.datetimes(datetime.datetime(1970, 1, 2), datetime.datetime(2100, 1, 1)))  # noqa: DTZ001
-def test_a_moment_is_the_double_nearest_to_its_digits(moment: datetime.datetime) -> None:
+def test_timestamp_is_the_double_nearest_to_its_digits(moment: datetime.datetime) -> None:
     utc = moment.replace(tzinfo=datetime.UTC)
     assert parse_timestamp(utc.isoformat().replace("+00:00", "Z")) == utc.timestamp()
 
@@ -43,13 +43,13 @@ def test_a_moment_is_the_double_nearest_to_its_digits(moment: datetime.datetime)
 @pytest.mark.parametrize(
     "text", ["", "noon", "nan", "inf", "2024-05-01", "2024-05-01T12:00:00", "2024-02-30T12:00:00Z", "2024-05-01T12:00Z"]
 )
-def test_invalid_moment_is_rejected(text: str) -> None:
+def test_invalid_timestamp_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="is not a valid time"):
         parse_timestamp(text)
 
 
 @pytest.mark.parametrize("text", ["-1", "-0.5", "1969-12-31T23:59:59.25Z"])
-def test_moments_before_1970_are_rejected(text: str) -> None:
+def test_timestamps_before_1970_are_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="is before 1970"):
         parse_timestamp(text)
 
@@ -91,5 +91,5 @@ def test_matched_hint_texts_still_exist_in_the_lower_packages() -> None:
     assert [words for words in SPELLINGS if words not in sources] == []
 
 
-def test_digits_are_a_space_id_and_all_else_a_name() -> None:
+def test_digits_are_a_space_id_and_other_text_is_a_name() -> None:
     assert make_selection(None, None, None, ["512", "users", "_user"], None, False).spaces == (512, "users", "_user")

@@ -40,7 +40,7 @@ def members(base: str) -> list[str]:
     return [member["address"] for one in state["sets"] for member in one["members"]]
 
 
-def test_a_node_serves_metrics_health_and_its_dashboard(serve: Serve) -> None:
+def test_node_serves_metrics_health_and_its_dashboard(serve: Serve) -> None:
     port = free_port()
     base = f"http://127.0.0.1:{port}"
     options = (f"--http-listen=127.0.0.1:{port}", "--dashboard", "--log-format=json", "--too-long-threshold=0")
@@ -107,7 +107,7 @@ def test_address_in_use_is_one_line(serve: Serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--dashboard", f"--http-token={TOKEN}"])
-def test_a_dashboard_needs_a_place(serve: Serve, option: str) -> None:
+def test_dashboard_requires_an_address(serve: Serve, option: str) -> None:
     served = serve(option)
     assert served.process.wait(60) == 2
     assert "http_listen" in served.lines[-1]

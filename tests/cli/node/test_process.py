@@ -1,5 +1,5 @@
 """Reloading the configuration: the options that the process itself applies, and those that need a restart.
-Also a stop while HTTP is starting.
+Also, a stop while HTTP is starting.
 
 Other signals are tested on real processes in test_serve.py, HTTP in test_node_web.py, the log in test_log.py.
 """
@@ -11,7 +11,13 @@ import signal
 import socket
 from pathlib import Path
 
+from flowstone.client.connection import Connection
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.uri import parse_uri
+from flowstone.outside import production
 from tests.cli.node.test_serve import SECONDS, Serve, serve
+from tests.interop.member import eventually
 from tests.real_tarantool import free_port
 
 __all__ = ["serve"]
@@ -22,7 +28,7 @@ def test_process_stopped_while_its_dashboard_waits_for_a_peer_does_not_start(ser
         peer.settimeout(SECONDS)
         address = f"127.0.0.1:{peer.getsockname()[1]}"
         served = serve("--http-listen=127.0.0.1:0", "--dashboard", f"--replication={address}")
-        asked, _ = peer.accept()  # by the dashboard, which starts first; it is never answered
+        asked, _ = peer.accept()  # from the dashboard, which starts first; it is never answered
         with asked:
             assert served.end() == 0
     assert not any("connecting" in line for line in served.lines)
@@ -37,13 +43,28 @@ def test_reload_changes_the_log_format_and_names_options_that_need_a_restart(ser
     served.wait_for("ready")
     file.write_text('log_format = "json"\nhttp_listen = "127.0.0.1:0"\n')
     served.tell(signal.SIGHUP)
-    served.wait_for("http_listen cannot be changed at run time; restart the node to apply it")
+    warning = "http_listen cannot be changed at run time; restart the node to apply it"
+    eventually("the warning is logged", lambda: any(warning in line for line in served.lines))
     assert served.end() == 0
     last = json.loads(served.lines[-1])
     assert (last["message"], last["level"], last["logger"]) == ("stopped", "INFO", "flowstone")
 
 
-def test_a_reload_leaves_a_node_writable_that_has_lost_a_peer(serve: Serve, tmp_path: Path) -> None:
+async def test_log_options_take_effect_when_a_client_sets_them(serve: Serve) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    served = serve("--user=app:secret", f"--listen={address}")
+    served.wait_for("ready")
+    options = {"log_format": "json", "log_level": "warn"}
+    async with await Connection.open(production(), parse_uri(f"app:secret@{address}")) as client:
+        await client.request(RequestType.CALL, pack({Key.FUNCTION_NAME: "box.cfg", Key.TUPLE: [options]}))
+        await client.request(RequestType.CALL, pack({Key.FUNCTION_NAME: "box.cfg", Key.TUPLE: [{"log_level": "info"}]}))
+    assert served.end() == 0
+    last = json.loads(served.lines[-1])
+    assert (last["message"], last["level"]) == ("stopped", "INFO")
+    assert not any("'log_level' configuration option to 'info'" in line for line in served.lines)
+
+
+def test_node_that_lost_a_peer_stays_writable_after_a_reload(serve: Serve, tmp_path: Path) -> None:
     first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
     options = f'user = "app:secret"\nreplication = ["app:secret@{first}", "app:secret@{second}"]\n'
     file = tmp_path / "node.toml"

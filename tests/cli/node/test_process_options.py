@@ -26,7 +26,7 @@ def test_process_options_come_from_the_command_line_the_environment_and_the_file
     file.write_text('dashboard = true\nhttp_listen = 8081\nhttp_hosts = "board.example, other"\n')
     settings = read_settings({"config": str(file)}, {"FLOWSTONE_HTTP_TOKEN": TOKEN}, {})
     assert settings.process == ProcessOptions("8081", TOKEN, ("board.example", "other"), dashboard=True)
-    assert not settings.options.keys() & PROCESS_OPTIONS.keys(), "a node knows nothing of them"
+    assert not settings.options.keys() & PROCESS_OPTIONS.keys(), "a node does not know these options"
     assert not settings.strangers
     assert TOKEN not in repr(settings)
 
@@ -39,26 +39,26 @@ def test_process_options_come_from_the_command_line_the_environment_and_the_file
         ("http_token", "short", "expected at least 16 printable ASCII characters"),
     ],
 )
-def test_a_wrong_value_is_a_mistake_of_the_command_line(name: str, value: str, problem: str) -> None:
+def test_invalid_value_is_a_usage_error(name: str, value: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem) as refused:
         read_settings({name: value}, {}, {})
     assert name != "http_token" or value not in str(refused.value).replace("shorter", "")
 
 
 @pytest.mark.parametrize("alone", [{"http_token": TOKEN}, {"http_hosts": "a"}, {"dashboard": True}])
-def test_each_needs_a_place_to_be_served_at(alone: dict[str, object]) -> None:
+def test_each_http_option_requires_an_address(alone: dict[str, object]) -> None:
     with pytest.raises(TarantoolError, match=f"http_listen.*needed with {next(iter(alone))}"):
         ProcessOptions.of(alone)
 
 
-def test_differing_options_are_named() -> None:
+def test_changed_options_are_listed() -> None:
     one, other = ProcessOptions.of({"http_listen": "1"}), ProcessOptions.of({"http_listen": "2", "dashboard": True})
     assert one.differences(other) == ["http_listen", "dashboard"]
     assert one.differences(one) == []
 
 
 def documented() -> str:
-    """The table of `docs/reference/configuration.md`."""
+    """Return the table of `docs/reference/configuration.md`."""
     lines = ["| option | type | default | |", "|---|---|---|---|"]
     for option in PROCESS_OPTIONS.values():
         default = f"`{str(option.default).lower()}`" if option.default is not None else ""

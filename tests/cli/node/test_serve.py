@@ -185,7 +185,7 @@ def test_data_of_a_killed_process_is_recovered(serve: Serve) -> None:
     assert not any("secret" in line or "other" in line for line in second.lines)
 
 
-def test_usr1_makes_a_snapshot(serve: Serve, tmp_path: Path) -> None:
+def test_sigusr1_makes_a_snapshot(serve: Serve, tmp_path: Path) -> None:
     served = serve("--user=app:secret")
     served.wait_for("ready")
     with connected(served) as connection:
@@ -198,7 +198,7 @@ def test_usr1_makes_a_snapshot(serve: Serve, tmp_path: Path) -> None:
     assert served.end() == 0
 
 
-def test_hup_reads_the_file_again(serve: Serve, tmp_path: Path) -> None:
+def test_sighup_reloads_the_configuration_file(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("checkpoint_count = 3\n")
     served = serve("--config=node.toml")
@@ -251,7 +251,7 @@ def test_signal_stops_a_start_that_waits_for_peers(serve: Serve, number: signal.
     assert again.end() == 0
 
 
-def test_a_signal_stops_a_start_with_a_wrong_password(serve: Serve) -> None:
+def test_signal_stops_a_start_with_a_wrong_password(serve: Serve) -> None:
     peer = serve("--user=app:secret", "--work-dir=peer")
     peer.wait_for("ready")
     waiting = serve(FLOWSTONE_REPLICATION=f"app:wrong@127.0.0.1:{peer.port}")
@@ -261,7 +261,7 @@ def test_a_signal_stops_a_start_with_a_wrong_password(serve: Serve) -> None:
 
 
 def assert_stops_at_once(served: Served, number: signal.Signals) -> None:
-    """Well before the 30 s timeout for peers."""
+    """Check that the process ends well before the 30 s timeout for peers."""
     begun = time.monotonic()
     assert served.end(number) == 0
     assert time.monotonic() - begun < 10
@@ -269,7 +269,7 @@ def assert_stops_at_once(served: Served, number: signal.Signals) -> None:
     assert "ready" not in served.lines
 
 
-def test_first_user_is_not_created_when_data_comes_from_peers_and_a_line_says_so(serve: Serve) -> None:
+def test_first_user_is_ignored_with_a_log_line_when_data_comes_from_peers(serve: Serve) -> None:
     first = serve("--user=app:secret", "--work-dir=first")
     first.wait_for("ready")
     assert not any("not created" in line for line in first.lines)
@@ -296,8 +296,8 @@ def test_first_user_is_not_created_when_data_comes_from_peers_and_a_line_says_so
 def test_usage_error_is_one_line(flowstone: Command, arguments: tuple[str, ...], complaint: str) -> None:
     refused = flowstone("serve", *arguments)
     assert refused.code == 2
-    assert len(refused.complaints) == 1
-    assert refused.complaints[0].startswith(complaint)
+    assert len(refused.errors) == 1
+    assert refused.errors[0].startswith(complaint)
 
 
 def test_help_shows_every_option_an_example_and_the_exit_codes(flowstone: Command) -> None:

@@ -43,7 +43,7 @@ def test_check_prints_the_options_in_toml_and_writes_nothing(flowstone: Command,
     import tomllib
 
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--wal-mode=fsync", "--http-listen=127.0.0.1:0")
-    assert (answer.code, answer.complaints) == (0, [])
+    assert (answer.code, answer.errors) == (0, [])
     shown = tomllib.loads(answer.text)
     assert shown == {"listen": "127.0.0.1:0", "work_dir": "data", "wal_mode": "fsync", "http_listen": "127.0.0.1:0"}
     assert "# data does not exist and would be created" in answer.text
@@ -52,7 +52,7 @@ def test_check_prints_the_options_in_toml_and_writes_nothing(flowstone: Command,
 
 def test_the_example_configuration_is_accepted(flowstone: Command) -> None:
     answer = flowstone("serve", "--check", f"--config={ROOT / 'packaging' / 'node.toml'}", "--listen=127.0.0.1:0")
-    assert (answer.code, answer.complaints) == (0, [])
+    assert (answer.code, answer.errors) == (0, [])
 
 
 def test_secrets_are_not_shown(flowstone: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_secrets_are_not_shown(flowstone: Command, monkeypatch: pytest.MonkeyPat
     replication = "--replication=app:hunter2@127.0.0.1:1"
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", replication)
     assert answer.code == 0
-    assert "hunter2" not in answer.text + "".join(answer.complaints)
+    assert "hunter2" not in answer.text + "".join(answer.errors)
     assert 'replication = ["app@127.0.0.1:1"]' in answer.text
     assert "# http_token is set (not shown)" in answer.text
 
@@ -71,19 +71,19 @@ def test_check_reads_data_without_changes(flowstone: Command, tmp_path: Path) ->
     make_data(tmp_path / "data")
     before = state(tmp_path)
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--user=app:secret")
-    assert (answer.code, answer.complaints) == (0, [])
+    assert (answer.code, answer.errors) == (0, [])
     assert re.search(r"^# data in data belongs to instance \S+ \(snapshots: 1, logs: 0\)$", answer.text, re.MULTILINE)
     assert "# user not created: the data directory is already initialized" in answer.text
     assert state(tmp_path) == before
 
 
-def test_running_node_and_its_addresses_are_no_problem(flowstone: Command, tmp_path: Path) -> None:
+def test_running_node_and_its_addresses_are_not_a_problem(flowstone: Command, tmp_path: Path) -> None:
     """This is the state before a reload."""
 
     async def with_node() -> tuple[int, str, list[str]]:
         async with Node(tmp_path / "data", listen="127.0.0.1:0") as node:
             answer = await asyncio.to_thread(flowstone, "serve", "--check", f"--listen={node.address}")
-            return answer.code, answer.text, answer.complaints
+            return answer.code, answer.text, answer.errors
 
     code, text, complaints = asyncio.run(with_node())
     assert (code, complaints) == (0, [])
@@ -122,7 +122,7 @@ def test_address_in_use_is_a_problem_without_a_running_node(
         for option in ("--listen", "--http-listen"):
             answer = flowstone("serve", "--check", f"{option}={address}")
             assert answer.code == 2
-            [complaint] = answer.complaints
+            [complaint] = answer.errors
             assert complaint.startswith(
                 f"flowstone: cannot listen on {address}: Address already in use; find the process that uses it"
             )
@@ -146,30 +146,30 @@ def test_problem_states_its_place_and_advice(
     monkeypatch.setenv("FLOWSTONE_LISTEN", "127.0.0.1:0")
     answer = flowstone("serve", "--check", *options)
     assert answer.code == 2
-    (complaint,) = answer.complaints
+    (complaint,) = answer.errors
     assert told in complaint
     assert "find the process that uses it" not in complaint
 
 
-def test_every_problem_is_a_line(flowstone: Command, tmp_path: Path) -> None:
+def test_every_problem_is_reported_on_a_line(flowstone: Command, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "00000000000000000005.snap").write_bytes(b"JUNK")
     tls = ("--ssl-cert-file=nowhere.pem", "--ssl-key-file=nowhere.pem")
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", *tls)
     assert answer.code == 2
-    assert len(answer.complaints) == 2
-    assert "not a log file" in answer.complaints[0]
-    assert answer.complaints[1].startswith("flowstone: cannot read ssl_cert_file nowhere.pem")
+    assert len(answer.errors) == 2
+    assert "not a log file" in answer.errors[0]
+    assert answer.errors[1].startswith("flowstone: cannot read ssl_cert_file nowhere.pem")
 
 
-def test_every_wrong_option_of_a_file_is_a_line(flowstone: Command, tmp_path: Path) -> None:
+def test_every_invalid_option_of_a_file_is_reported_on_a_line(flowstone: Command, tmp_path: Path) -> None:
     wrong = ('listen = "nowhere"', 'wal_mode = "often"', "checkpoint_count = 0", "walmode = 1")
     (tmp_path / "node.toml").write_text("\n".join(wrong))
     for arguments in (("--check",), ()):
         answer = flowstone("serve", *arguments, "--config=node.toml")
-        assert (answer.code, answer.text, len(answer.complaints)) == (2, "", len(wrong))
+        assert (answer.code, answer.text, len(answer.errors)) == (2, "", len(wrong))
         for line in wrong:
-            assert any(line.partition(" ")[0] in complaint for complaint in answer.complaints)
+            assert any(line.partition(" ")[0] in complaint for complaint in answer.errors)
 
 
 def test_logs_without_their_snapshot_are_a_problem(flowstone: Command, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_logs_without_their_snapshot_are_a_problem(flowstone: Command, tmp_path:
     (tmp_path / "data" / "00000000000000000005.xlog").write_bytes(b"JUNK")
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0")
     assert answer.code == 2
-    assert answer.complaints == [
+    assert answer.errors == [
         "flowstone: no snapshot in data, but 1 logs; restore the .snap file that the logs start from"
     ]
 
@@ -189,18 +189,20 @@ def test_logs_without_their_snapshot_are_a_problem(flowstone: Command, tmp_path:
         ("--instance-uuid=11111111-1111-4111-8111-111111111111", "but the data in data belongs to "),
     ],
 )
-def test_data_of_another_kind_is_a_problem(flowstone: Command, tmp_path: Path, option: str, problem: str) -> None:
+def test_data_of_another_dialect_or_set_is_a_problem(
+    flowstone: Command, tmp_path: Path, option: str, problem: str
+) -> None:
     make_data(tmp_path / "data")
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", option)
     assert answer.code == 2
-    assert problem in answer.complaints[0]
+    assert problem in answer.errors[0]
 
 
-def test_a_file_where_a_directory_should_be_is_a_problem(flowstone: Command, tmp_path: Path) -> None:
+def test_file_in_place_of_a_directory_is_a_problem(flowstone: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--work-dir=file/below")
     assert answer.code == 2
-    assert "file is not a directory" in answer.complaints[0]
+    assert "file is not a directory" in answer.errors[0]
 
 
 @pytest.mark.parametrize(
@@ -213,15 +215,15 @@ def test_a_file_where_a_directory_should_be_is_a_problem(flowstone: Command, tmp
 def test_options_unusable_for_new_data_are_a_problem(flowstone: Command, option: str, problem: str) -> None:
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", option)
     assert answer.code == 2
-    (complaint,) = answer.complaints
+    (complaint,) = answer.errors
     assert complaint.startswith(problem)
 
 
-def test_options_that_the_dialect_of_the_data_does_not_have_are_a_problem(flowstone: Command, tmp_path: Path) -> None:
+def test_options_missing_in_the_dialect_of_the_data_are_a_problem(flowstone: Command, tmp_path: Path) -> None:
     make_data(tmp_path / "data", dialect="2.6")
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--election-mode=candidate")
     assert answer.code == 2
-    assert "'election_mode': unexpected option: the data in data has dialect 2.6" in answer.complaints[0]
+    assert "'election_mode': unexpected option: the data in data has dialect 2.6" in answer.errors[0]
 
 
 @pytest.mark.parametrize(
@@ -239,20 +241,20 @@ def test_directory_of_an_expelled_member_is_a_problem(
     before = state(tmp_path)
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", *options)
     assert answer.code == 2
-    (complaint,) = answer.complaints
+    (complaint,) = answer.errors
     assert problem in complaint
     assert "flowstone rebootstrap" in complaint
     assert state(tmp_path) == before
     others = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--work-dir=other")
-    assert (others.code, others.complaints) == (0, [])
+    assert (others.code, others.errors) == (0, [])
 
 
-def test_a_wrong_value_is_a_problem(flowstone: Command) -> None:
+def test_invalid_value_is_a_problem(flowstone: Command) -> None:
     answer = flowstone("serve", "--check", "--wal-mode=sometimes")
-    assert (answer.code, len(answer.complaints)) == (2, 1)
+    assert (answer.code, len(answer.errors)) == (2, 1)
 
 
-def test_remote_dashboard_address_is_advised_of_the_token(flowstone: Command) -> None:
+def test_remote_dashboard_address_is_reported_with_advice_on_the_token(flowstone: Command) -> None:
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--http-listen=*:0")
     assert answer.code == 0
     assert "a start would generate and print a token" in answer.text

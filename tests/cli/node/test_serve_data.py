@@ -1,4 +1,4 @@
-"""Options that conflict with the directories of a node: `serve` fails as `serve --check` says, on real processes."""
+"""Options that conflict with the directories of a node: `serve` fails as `serve --check` predicts."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_options_that_match_the_data_are_accepted(tmp_path: Path) -> None:
     files = place.files()
     assert files is not None
     assert list(place.missing()) == []
-    place.check(files, ("guest", "x"))  # is not created
+    place.check(files, ("guest", "x"))  # the directory is not created
     own = files.snapshots[-1].meta.instance_uuid
     DataPlace(configure({"work_dir": str(tmp_path), "instance_uuid": own.upper()})).check(files, None)
 
 
-def test_missing_directories_are_named_and_not_created(tmp_path: Path) -> None:
+def test_missing_directories_are_reported_and_not_created(tmp_path: Path) -> None:
     place = DataPlace(configure({"work_dir": str(tmp_path / "a"), "wal_dir": "wal"}))
     assert list(place.missing()) == [str(tmp_path / "a" / "wal"), str(tmp_path / "a")]
     assert place.files() is None

@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_line_weighs_more_than_the_environment_and_that_more_than_the_file(file: Path) -> None:
+def test_command_line_overrides_environment_and_environment_overrides_file(file: Path) -> None:
     environment = {"FLOWSTONE_WAL_MODE": "write", "FLOWSTONE_CHECKPOINT_COUNT": "4"}
     settings = read({"config": str(file), "wal_mode": "none"}, environment, work_dir="data")
     expected = {"wal_mode": "none", "checkpoint_count": 4, "read_only": True, "work_dir": "data"}
@@ -39,7 +39,7 @@ def test_an_empty_variable_means_the_default() -> None:
     assert read({}, {"FLOWSTONE_CHECKPOINT_COUNT": ""}).options == {"checkpoint_count": 2}
 
 
-def test_the_file_may_be_named_by_the_environment(file: Path) -> None:
+def test_environment_may_name_the_file(file: Path) -> None:
     assert read({}, {"FLOWSTONE_CONFIG": str(file)}).options["wal_mode"] == "fsync"
 
 
@@ -64,7 +64,7 @@ def test_invalid_user_is_rejected_without_showing_the_password(text: str) -> Non
         ({}, {"FLOWSTONE_WAL_MODE": "often"}, "FLOWSTONE_WAL_MODE"),
     ],
 )
-def test_error_names_the_source_of_a_wrong_value(
+def test_error_names_the_source_of_an_invalid_value(
     arguments: dict[str, Any], environment: dict[str, str], place: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
@@ -108,7 +108,7 @@ def test_invalid_toml_is_rejected(tmp_path: Path) -> None:
 
 def test_unknown_variables_are_reported_without_an_error() -> None:
     """A cluster may set variables of this name in every process, as Kubernetes does for a service."""
-    settings = read({}, {"FLOWSTONE_SERVICE_HOST": "10.0.0.1", "FLOWSTONE_KERNEL_CACHE": "/tmp", "HOME": "/tmp"})
+    settings = read({}, {"FLOWSTONE_SERVICE_HOST": "10.0.0.1", "FLOWSTONE_INTERPRETED": "0", "HOME": "/tmp"})
     assert (settings.options, settings.strangers) == ({}, ("FLOWSTONE_SERVICE_HOST",))
 
 

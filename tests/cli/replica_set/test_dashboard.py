@@ -123,7 +123,7 @@ def test_advice_on_another_name_can_be_followed() -> None:
         assert state_at(page.partition("?")[0], Host="board.example", Authorization=f"Bearer {token}")["sets"]
 
 
-def test_the_link_that_is_printed_opens_whatever_is_in_the_token() -> None:
+def test_printed_link_opens_with_any_token() -> None:
     silent, token = f"127.0.0.1:{free_port()}", "100% correct+horse&battery#staple;"
     with running("--listen", "127.0.0.1:0", silent, FLOWSTONE_HTTP_TOKEN=token) as (_, page):
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
@@ -148,13 +148,13 @@ def test_rejected_login_is_logged_and_an_unreachable_server_is_not() -> None:
 
 def test_usage_error_is_one_line(flowstone: Command, tmp_path: Path) -> None:
     wrong = flowstone("dashboard", "no address at all")
-    assert (wrong.code, len(wrong.complaints)) == (2, 1)
+    assert (wrong.code, len(wrong.errors)) == (2, 1)
     short = flowstone("dashboard", "--listen", "127.0.0.1:0", "--token", "short", "127.0.0.1:1")
-    assert (short.code, len(short.complaints)) == (2, 1)
+    assert (short.code, len(short.errors)) == (2, 1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         busy = flowstone("dashboard", "--listen", f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1")
     assert busy.code == 1
-    assert "cannot serve HTTP at" in busy.complaints[0]
-    assert busy.complaints[0].endswith(": Address already in use; choose another --listen, or port 0 for any free port")
+    assert "cannot serve HTTP at" in busy.errors[0]
+    assert busy.errors[0].endswith(": Address already in use; choose another --listen, or port 0 for any free port")

@@ -22,7 +22,7 @@ from tests.real_tarantool import free_port
 
 
 @not_for_stand_ins
-def test_dead_member_is_expelled_at_the_leader_and_reachable_one_only_by_force(
+def test_dead_member_is_expelled_at_the_leader_and_a_reachable_one_only_by_force(
     nodes: Cluster, flowstone: Command
 ) -> None:
     mesh = Mesh(nodes, ("ours",) * 3, direct=True, replication_timeout=1.5)  # no other member may be considered dead
@@ -34,11 +34,11 @@ def test_dead_member_is_expelled_at_the_leader_and_reachable_one_only_by_force(
 
     refused = flowstone("expel", "--yes", other.address, str(leader.id))
     assert (refused.code, refused.text) == (1, "")
-    (line,) = refused.complaints
+    (line,) = refused.errors
     assert line.startswith(f"flowstone: no other member of {set_uuid(leader)} is writable; promote another member")
     assert line.endswith("a member cannot delete its own row")
     refused = flowstone("expel", "--yes", other.address, str(other.id))
-    (line,) = refused.complaints
+    (line,) = refused.errors
     itself = other.address
     assert line == (
         f"flowstone: {itself} is the member at the given URI itself and no quorum is left without {itself}: "
@@ -77,27 +77,29 @@ def test_advice_recovers_the_last_of_two_members_from_a_lost_quorum(
     write(leader, 1)
     mesh.wait_same(leader)
     dead.kill()
-    eventually("it resigns", lambda: survivor.info()["ro"])  # until then it need not be elected
+    eventually("it resigns", lambda: survivor.info()["ro"])  # before that it still counts as elected
     advice = found(Kind.QUORUM_LOST, survivor).advice
     lowered, expelled, raised = (
-        "replication_synchro_quorum = 1",
-        f"flowstone expel {survivor.address} {dead_id}",
-        "N / 2",
+        f"`flowstone config {survivor.address} replication_synchro_quorum=1`",
+        f"`flowstone expel {survivor.address} {dead_id}`",
+        f"`flowstone config {survivor.address} 'replication_synchro_quorum=N / 2 + 1'`",
     )
     assert "Only if gone for good" in advice
     assert advice.index(lowered) < advice.index("until it is elected") < advice.index(expelled) < advice.index(raised)
 
     refused = flowstone("expel", "--yes", survivor.address, str(dead_id))
-    (line,) = refused.complaints
+    (line,) = refused.errors
     assert (refused.code, survivor.info()["ro"]) == (1, True)
     assert line.endswith(advice)
     assert "its own row" not in line
 
-    mesh.configure(survivor, replication_synchro_quorum=1)
+    lower = flowstone("config", "--yes", survivor.address, "replication_synchro_quorum=1")
+    assert lower.code == 0, lower.errors
     mesh.wait_leader(survivor)
     done = flowstone("expel", "--yes", survivor.address, str(dead_id))
     assert done.code == 0, done.errors
-    mesh.configure(survivor, replication_synchro_quorum="N / 2 + 1", replication=[])
+    restore = flowstone("config", "--yes", survivor.address, "replication_synchro_quorum=N / 2 + 1", "replication=")
+    assert restore.code == 0, restore.errors
     write(survivor, 2)
     assert keys(survivor) == [1, 2]
     assert_well(survivor)
@@ -122,7 +124,7 @@ def test_advice_lists_the_order_of_steps_when_the_queue_has_no_quorum(nodes: Clu
     refused = flowstone("expel", "--yes", owner.address, str(dead_id))
     meanwhile.join()
     assert (refused.code, pending.outcome()) == (1, QUORUM_TIMEOUT)
-    assert "Only if gone for good and never to be started again, in this order: lower" in refused.complaints[-1]
+    assert "Only if gone for good and never to be started again, in this order: lower" in refused.errors[-1]
     assert dead_id in owner.replication()
 
 
@@ -134,7 +136,7 @@ def test_unlisted_address_is_queried_for_its_member(nodes: Cluster, flowstone: C
     gone = f"127.0.0.1:{free_port()}"
     refused = flowstone("expel", "--yes", master.address, gone)
     assert refused.code == 2
-    (line,) = refused.complaints
+    (line,) = refused.errors
     assert line.startswith(f"flowstone: {gone} is not a member of the replica set {set_uuid(master)}; ")
     assert "connection refused" in line
     assert f"its members are {master.id} ({master.address}), {number} (replica {number})" in line
@@ -156,10 +158,10 @@ def test_a_replica_of_a_real_server_is_expelled_by_its_id(cluster: Cluster, flow
     cluster.real("replica", replication=[master.uri])
     refused = flowstone("expel", "--yes", master.address, "7")
     assert refused.code == 2
-    assert "7 is not a member" in refused.complaints[0]
+    assert "7 is not a member" in refused.errors[0]
     refused = flowstone("expel", "--yes", master.address, "admin:geheim@db9:3301?transport=ssl")
-    assert (refused.code, "geheim" in refused.complaints[0]) == (2, False)
-    assert refused.complaints[0].startswith("flowstone: db9:3301 is not a member")
+    assert (refused.code, "geheim" in refused.errors[0]) == (2, False)
+    assert refused.errors[0].startswith("flowstone: db9:3301 is not a member")
     unasked = flowstone("expel", master.address, "2")
     assert (unasked.code, 2 in master.replication()) == (2, True)
     found = flowstone("expel", "--yes", master.address, "2")
@@ -171,7 +173,7 @@ OLD, NEW = (f"{number:08x}-0000-4000-8000-000000000000" for number in (1, 2))
 
 
 class Hesitating(Terminal):
-    """A user who confirms after something has happened."""
+    """A user who confirms after `meanwhile` was called."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         super().__init__("y\n")
@@ -213,13 +215,13 @@ def test_member_that_got_the_id_during_the_confirmation_is_kept(
 
 
 @not_for_stand_ins
-def test_yes_does_not_mean_a_lost_quorum(nodes: Cluster, flowstone: Command) -> None:
+def test_yes_does_not_confirm_the_loss_of_the_quorum(nodes: Cluster, flowstone: Command) -> None:
     node = nodes.ours("node")
     for number, uuid in ((2, OLD), (3, NEW)):
         node.client.insert(CLUSTER_ID, number, uuid)
     refused = flowstone("expel", "--yes", node.address, "2")
     assert (refused.code, refused.text) == (1, "")
-    (line,) = refused.complaints
+    (line,) = refused.errors
     assert line == (
         "flowstone: no quorum is left without replica 2: 1 of 2 other members are alive, 2 are needed; "
         "use --force to expel it anyway"
@@ -231,9 +233,7 @@ def test_yes_does_not_mean_a_lost_quorum(nodes: Cluster, flowstone: Command) -> 
 
 
 @not_for_stand_ins
-def test_rows_that_are_written_while_members_are_asked_are_not_taken_for_lost(
-    nodes: Cluster, flowstone: Command
-) -> None:
+def test_rows_written_during_the_query_are_not_reported_as_lost(nodes: Cluster, flowstone: Command) -> None:
     mesh = Mesh(nodes, ("ours",) * 2, direct=True)
     writer, other = mesh.members
     number = other.id

@@ -13,12 +13,15 @@ import pytest
 import flowstone
 from flowstone.cli import run
 from flowstone.cli.replica_set.explain import is_path, looked_at
+from flowstone.lake.quarantine import Quarantine
 from flowstone.observation.replica_set import replica_sets
+from flowstone.spark.lake import Lake, LakeProgress
 from tests import real_tarantool
 from tests.node.expelled_files import leave_expelled
 from tests.observation.directories import leave
 from tests.observation.reports import downstream, report
 from tests.real_tarantool import Server, free_port
+from tests.spark.lake_rows_given import ORDERS, UUID, at, folded, packed
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +171,19 @@ def test_members_without_a_known_address_are_listed() -> None:
     (line,) = looked_at(replica_sets([report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}})]), ())
     assert "1 of 2 members answered" in line
     assert line.endswith("; not queried (address unknown): replica 2")
+
+
+def test_lake_with_misfits_is_explained_beside_servers(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = Lake.open(str(tmp_path / "lake"), engine="deltalake")
+    lake.quarantine = Quarantine(lake.path, {})
+    lake.create(ORDERS, UUID, at(5)).merge(folded({1: packed(1, 5)}), ORDERS, at(6), UUID)
+    lake.save(LakeProgress(UUID, at(6)))
+    assert run(["explain", server.uri, lake.path]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("! 1 value of orders.name does not fit the column in ")
+    assert lines[-1] == f"checked lake {lake.path}"
+    assert run(["explain", "--json", lake.path]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert ([each["kind"] for each in told["findings"]], told["lakes"]) == (["misfits"], [lake.path])

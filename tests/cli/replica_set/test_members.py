@@ -12,7 +12,7 @@ from flowstone.cli.replica_set.members import addresses, consent
 from tests.cli.conftest import Terminal
 
 
-def test_every_uri_gets_the_user_that_was_named() -> None:
+def test_every_uri_gets_the_given_user() -> None:
     first, second = addresses(["db1:3301", "db2:3301"], "admin", "secret")
     assert (first.user, second.user, second.password, second.address) == ("admin", "admin", "secret", "db2:3301")
 
@@ -30,7 +30,7 @@ def test_confirmation_without_a_terminal_is_an_error(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("answer", "is_given"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)]
 )
-def test_on_a_terminal_the_answer_counts(
+def test_confirmation_on_a_terminal_reads_the_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, is_given: bool
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(answer))

@@ -37,7 +37,7 @@ def test_member_leads_after_promote_and_not_after_demote(
     assert (shown["id"], shown["leader"], shown["queue_owner"]) == (two.id, two.id, two.id)
     assert (shown["is_changed"], shown["is_leader"], shown["term"]) == (True, True, election(two)["term"])
     assert mesh.wait_leader() is two
-    mesh.wait_same(two)  # otherwise the question lists the rows that the other one lacks
+    mesh.wait_same(two)  # otherwise the prompt lists the rows that the other member lacks
 
     monkeypatch.setattr(sys, "stdin", Terminal("no\n"))
     refused = flowstone("promote", one.address)
@@ -52,7 +52,7 @@ def test_member_leads_after_promote_and_not_after_demote(
 
 
 class _Elected:
-    """An elected member that then claims the queue."""
+    """An elected member that claims the queue after a while."""
 
     def __init__(self, *queues: dict[str, int]) -> None:
         self._queues = iter(queues)
@@ -62,7 +62,7 @@ class _Elected:
         return report(1, {1: 5}, synchro={"queue": next(self._queues)}, **info)
 
 
-async def test_a_leader_is_shown_when_the_queue_is_its_own() -> None:
+async def test_leader_is_shown_when_it_owns_the_queue() -> None:
     old, new = ({"owner": owner, "len": 0, "term": term} for owner, term in ((2, 2), (1, 3)))
     shown = await promoted(cast(Asking, _Elected(old, old, new)))
     assert shown.queue is not None
@@ -70,7 +70,7 @@ async def test_a_leader_is_shown_when_the_queue_is_its_own() -> None:
 
 
 @not_for_stand_ins
-def test_without_elections_the_queue_changes_hands(nodes: Cluster, flowstone: Command) -> None:
+def test_promote_without_elections_changes_the_owner_of_the_queue(nodes: Cluster, flowstone: Command) -> None:
     node = nodes.ours("a")
     assert flowstone("demote", node.address).text.endswith("; nothing to do\n")
     assert flowstone("promote", "--yes", node.address).code == 0
@@ -88,18 +88,18 @@ def test_promotion_without_effect_is_a_failure_with_a_reason(nodes: Cluster, flo
         node.restart(replication=[nobody], replication_connect_timeout=0.5)
     else:
         node.restart(read_only=True)
-    advice = {"orphan": "start the upstreams that it waits for", "config": "set its read_only to false"}[why]
-    for is_changed in (True, False):  # the first time the queue becomes its own, which does not let it write
+    advice = {"orphan": "start the upstreams that it waits for", "config": "read_only=false`"}[why]
+    for is_changed in (True, False):  # the member becomes the owner of the queue, but stays read-only
         found = flowstone("promote", "--yes", "--json", node.address)
         shown = json.loads(found.text)
         assert (found.code, shown["is_changed"], shown["is_leader"]) == (1, is_changed, False)
         assert shown["queue_owner"] == node.id
-        (line,) = found.complaints
+        (line,) = found.errors
         state = f"{node.address} does not lead in term {shown['term']}, although it owns the synchronous queue"
         assert line.startswith(f"flowstone: {state}: it is read-only ({why}); ")
         assert advice in line
     plain = flowstone("promote", "--yes", node.address)
-    assert (plain.code, plain.text, plain.complaints) == (1, "", [line])
+    assert (plain.code, plain.text, plain.errors) == (1, "", [line])
 
 
 @not_for_stand_ins
@@ -109,7 +109,7 @@ def test_server_outside_the_set_is_not_promoted(nodes: Cluster, flowstone: Comma
     found = flowstone("promote", "--yes", anonymous.address)
     assert (found.code, found.text) == (1, "")
     why = "not a member of its replica set (expelled, or an anonymous replica)"
-    assert found.complaints == [f"flowstone: {anonymous.address} cannot lead: {why}; promote a member"]
+    assert found.errors == [f"flowstone: {anonymous.address} cannot lead: {why}; promote a member"]
 
 
 @not_for_stand_ins
@@ -117,7 +117,7 @@ def test_promote_changes_nothing_without_a_reachable_member(nodes: Cluster, flow
     node = nodes.ours("a")
     found = flowstone("promote", node.address)
     assert (found.code, found.text) == (2, "")
-    assert found.complaints == ["flowstone: stdin is not a terminal; use --yes to skip the confirmation"]
+    assert found.errors == ["flowstone: stdin is not a terminal; use --yes to skip the confirmation"]
     assert queue(node)["owner"] == 0
 
 
@@ -128,6 +128,6 @@ def test_promote_reports_that_2_6_lacks_promotion(cluster: Cluster, flowstone: C
         for member, package in ((real, "Tarantool"), (node, "Flowstone")):
             found = flowstone(action, "--yes", member.address)
             assert found.code == 1
-            (line,) = found.complaints
+            (line,) = found.errors
             assert line.startswith(f"flowstone: {member.address} cannot {action}: {package} 2.6.0")
             assert "box.ctl.clear_synchro_queue()" in line

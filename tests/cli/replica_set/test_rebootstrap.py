@@ -47,7 +47,7 @@ def test_members_rejoin_with_their_ids_once_their_rows_are_found_elsewhere(
 
         running = flowstone("rebootstrap", "--yes", replica.directory, master.address)
         assert (running.code, running.text) == (1, "")
-        assert running.complaints == [f"flowstone: an instance is running in {replica.directory}; stop it first"]
+        assert running.errors == [f"flowstone: an instance is running in {replica.directory}; stop it first"]
 
         replica.stop()
         files = data(replica.directory)
@@ -60,7 +60,7 @@ def test_members_rejoin_with_their_ids_once_their_rows_are_found_elsewhere(
         assert (shown["instance_uuid"], shown["id"], shown["lost"], shown["unlike"]) == (uuid, number, {}, {})
         compared = shown["compared"]
         assert compared > 0
-        same = f"rows match those at {master.address} by LSN; the newest {compared} were compared and are equal"
+        same = f"rows have the same LSNs as at {master.address}; the newest {compared} were compared and are equal"
         assert f"flowstone: {same}" in found.errors
         assert shown["vclock"] == {str(one): lsn for one, lsn in position.items()}
         (aside,) = shown["kept_in"]
@@ -83,7 +83,7 @@ def test_rows_without_another_copy_are_listed_and_deleted_only_by_force(cluster:
     replica.stop()
     refused = flowstone("rebootstrap", "--yes", replica.directory, master.address)
     assert (refused.code, refused.text) == (1, "")
-    (line,) = refused.complaints
+    (line,) = refused.errors
     assert f"has rows that are missing at {master.address}: 3 rows, 1..3 of replica 2" in line
     assert f"flowstone cat --show-system --replica 2 --from 1 {replica.directory}" in line
     assert data(replica.directory)
@@ -101,7 +101,7 @@ def test_rows_without_another_copy_are_listed_and_deleted_only_by_force(cluster:
 def test_rows_with_conflicting_lsns_are_listed_and_deleted_only_by_force(
     cluster: Cluster, flowstone: Command, kind: str
 ) -> None:
-    """By the vclocks, the other member has all of them."""
+    """According to the vclocks, the other member has all of them."""
     master, replica = pair(cluster, kind, "ours")
     lose_rows(cluster, master, replica, 3, [100])
     number = master.vclock()[1]
@@ -110,7 +110,7 @@ def test_rows_with_conflicting_lsns_are_listed_and_deleted_only_by_force(
     options = ("--yes", "--delete", master.directory, replica.address)
     refused = flowstone("rebootstrap", *options)
     assert (refused.code, refused.text) == (1, "")
-    (line,) = refused.complaints
+    (line,) = refused.errors
     assert f"has rows whose LSNs belong to different rows at {replica.address}: 1 row, {number} of replica 1" in line
     assert f"`flowstone cat --show-system --replica 1 --from {number} {master.directory}` prints them" in line
     saved = flowstone("cat", "--show-system", "--replica", "1", "--from", number, master.directory)
@@ -136,17 +136,17 @@ def test_rows_matched_only_by_lsn_are_listed_and_deleted_only_by_force(cluster: 
     options = ("--yes", "-u", "looker", "-p", "x", replica.directory, master.address)
     refused = flowstone("rebootstrap", "--delete", *options)
     assert refused.code == 1
-    assert "by LSN, but were not compared" in refused.complaints[0]
-    assert "is denied for user 'looker'" in refused.complaints[0]
+    assert "but were not compared" in refused.errors[0]
+    assert "is denied for user 'looker'" in refused.errors[0]
     assert data(replica.directory)
 
     found = flowstone("rebootstrap", *options)
     assert found.code == 0, found.errors
-    assert f"rows match those at {master.address} by LSN, but were not compared" in "\n".join(found.errors)
+    assert f"rows have the same LSNs as at {master.address}, but were not compared" in "\n".join(found.errors)
 
 
 @fits("2.6")
-def test_logs_and_vinyl_files_in_directories_of_their_own_go_with_the_snapshots(
+def test_logs_and_vinyl_files_in_separate_directories_are_deleted_with_the_snapshots(
     cluster: Cluster, flowstone: Command, tmp_path: Path
 ) -> None:
     master = cluster.real("master")
@@ -190,7 +190,7 @@ def test_directory_of_another_set_or_of_no_member_is_rejected(
     stranger.stop()
     refused = flowstone("rebootstrap", "--yes", stranger.directory, master.address)
     assert refused.code == 1
-    assert "belongs to replica set" in refused.complaints[0]
+    assert "belongs to replica set" in refused.errors[0]
 
     missing = tmp_path / "missing"
     assert flowstone("rebootstrap", "--yes", missing, master.address).code == 2
@@ -199,10 +199,10 @@ def test_directory_of_another_set_or_of_no_member_is_rejected(
     assert flowstone("rebootstrap", "--yes", empty, master.address).code == 2
     (empty / "manifest.json").write_text("{}")
     archive = flowstone("rebootstrap", "--yes", empty, master.address)
-    assert (archive.code, archive.complaints) == (
+    assert (archive.code, archive.errors) == (
         2,
         [f"flowstone: {empty}: is an archive; specify the data directory of a stopped member"],
     )
     master.stop()
     alone = flowstone("rebootstrap", "--yes", stranger.directory, master.address)
-    assert alone.complaints == [f"flowstone: {master.address} is unreachable: connection refused"]
+    assert alone.errors == [f"flowstone: {master.address} is unreachable: connection refused"]

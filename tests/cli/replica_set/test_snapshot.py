@@ -50,7 +50,7 @@ async def test_system_error_has_advice_and_no_generic_code(flowstone: Command, m
     async with peer(answering(lambda request: refusal(0, message), (2, 6, 0))) as address:
         found = await asyncio.to_thread(flowstone, "snapshot", "--yes", address)
     assert (found.code, found.text) == (1, "")
-    assert found.complaints == [f"flowstone: snapshot failed at {address}: {message}; {advice}"]
+    assert found.errors == [f"flowstone: snapshot failed at {address}: {message}; {advice}"]
 
 
 @not_for_stand_ins
@@ -64,7 +64,7 @@ def test_timeout_names_the_server_with_possible_causes(nodes: Cluster, flowstone
         node.resume()
     for found, reason in ((asked, f"{node.address} did not answer within 3 s"), (wanted, ": no answer within 3 s")):
         assert found.code == 1
-        (line,) = found.complaints
+        (line,) = found.errors
         assert node.address in line
         assert reason in line
         assert "its process may hang: check that it is running, and check its log" in line
@@ -77,7 +77,7 @@ box.schema.user.grant('backup', 'execute', 'function', 'box.snapshot')
 """
 
 
-def test_written_snapshot_is_reported_without_the_right_to_query_its_position(
+def test_written_snapshot_is_reported_without_the_privilege_to_query_its_position(
     tarantool: object, tmp_path: Path, flowstone: Command
 ) -> None:
     with real_tarantool.serve(tmp_path, setup=ONLY_SNAPSHOTS) as server:

@@ -24,7 +24,7 @@ COMMAND = (sys.executable, "-m", "flowstone.cli", "status")
 
 
 @fits("2.6")
-def test_a_replica_set_of_real_servers_and_a_node(cluster: Cluster, flowstone: Command) -> None:
+def test_status_of_real_servers_and_a_node(cluster: Cluster, flowstone: Command) -> None:
     patient: dict[str, Any] = {"replication_timeout": 2}  # no member may be considered dead while the machine is busy
     master = cluster.real("master", **patient)
     node = cluster.ours("node", replication=[master.uri], **patient)
@@ -36,7 +36,7 @@ def test_a_replica_set_of_real_servers_and_a_node(cluster: Cluster, flowstone: C
     for member in (node, replica):
         member.catch_up(master)
     found = flowstone("status", replica.address)
-    assert (found.code, found.complaints) == (0, [])
+    assert (found.code, found.errors) == (0, [])
     rows = [line.split() for line in found.text.splitlines()]
     assert ["•", "1", master.address, "rw", "master", *_vclock(master)] in rows
     assert ["•", "3", replica.address, "read", "replica", "config", *_vclock(replica)] in rows
@@ -55,7 +55,7 @@ def _vclock(member: Member) -> list[str]:
 
 
 @not_for_stand_ins
-def test_nodes_with_elections_as_json_and_live(nodes: Cluster, flowstone: Command) -> None:
+def test_status_of_nodes_with_elections_as_json_and_live(nodes: Cluster, flowstone: Command) -> None:
     mesh = Mesh(nodes, ("ours",) * 3, direct=True, replication_timeout=1.5)  # no member may be considered dead
     mesh.set_modes("candidate")
     leader = mesh.wait_leader()
@@ -83,8 +83,8 @@ def test_nodes_with_elections_as_json_and_live(nodes: Cluster, flowstone: Comman
 
 
 @not_for_stand_ins
-def test_a_leader_that_died_with_the_quorum_leads_no_more(nodes: Cluster, flowstone: Command) -> None:
-    """The last one names it for ever: it cannot start a new term."""
+def test_leader_lost_with_the_quorum_is_not_shown_as_leader(nodes: Cluster, flowstone: Command) -> None:
+    """The remaining member reports it forever: it cannot start a new term."""
     mesh = Mesh(nodes, ("ours",) * 2, direct=True)
     mesh.set_modes("candidate")
     leader = mesh.wait_leader()
@@ -102,7 +102,7 @@ def test_a_leader_that_died_with_the_quorum_leads_no_more(nodes: Cluster, flowst
 
 
 def _check_documented(*tables: dict[str, object]) -> None:
-    """Programs find every key in the reference."""
+    """Check that the reference documents every key."""
     page = (ROOT / "docs/reference/json-output.md").read_text()
     _, _, section = page.partition("## `flowstone status --json`")
     documented = set(re.findall(r"`(\w+)`", section.partition("\n## ")[0]))
@@ -121,7 +121,7 @@ def _check_json_lines(member: Member) -> None:
 
 
 def _check_screen(member: Member) -> None:
-    """On a terminal the tables are updated in place, and Ctrl-C ends the command."""
+    """Check that tables are updated in place on a terminal, and that Ctrl-C ends the command."""
     assert member.address.encode() in _watched(member.address)
 
 
@@ -179,7 +179,7 @@ def test_missing_rights_are_reported_without_the_password(cluster: Cluster, flow
     assert "secret" not in found.text
 
 
-def test_an_interval_without_watch_is_a_wrong_command_line(flowstone: Command) -> None:
+def test_interval_without_watch_is_a_usage_error(flowstone: Command) -> None:
     found = flowstone("status", "--interval=1", f"127.0.0.1:{free_port()}")
     assert (found.code, found.text) == (2, "")
     assert found.errors == ["flowstone: --interval requires --watch; add --watch, or omit --interval"]

@@ -78,7 +78,7 @@ Run flowstone explain db1:3301 for causes and advice.
 """
 
 
-def test_a_set_is_shown_in_the_shape_of_tt_with_tables() -> None:
+def test_set_is_shown_in_the_layout_of_tt() -> None:
     assert lines(*three()) == EXPECTED.splitlines()
 
 
@@ -98,13 +98,13 @@ def test_two_sets_are_shown_one_below_the_other() -> None:
     assert not any("explain" in line for line in text)
 
 
-def test_a_single_master_without_elections_has_the_star() -> None:
+def test_single_master_without_elections_is_marked_with_a_star() -> None:
     text = lines(report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}}))
     assert next(line.split()[:2] for line in text if "db1:3301" in line) == ["★", "1"]
     assert "  Queue:    unknown (reported since 2.8)" in text
 
 
-def test_what_the_master_says_otherwise_stands_behind_the_stroke() -> None:
+def test_differing_report_of_the_master_follows_a_slash() -> None:
     text = lines(
         report(1, {1: 9}, {2: {"downstream": {"status": "stopped"}}}),
         report(2, {1: 5}, {1: {"upstream": upstream(1)}}),
@@ -112,7 +112,7 @@ def test_what_the_master_says_otherwise_stands_behind_the_stroke() -> None:
     assert any("follow/stopped" in line for line in text)
 
 
-def test_markup_and_control_codes_of_a_server_are_text() -> None:
+def test_markup_and_control_codes_of_a_server_are_shown_as_text() -> None:
     text = "\n".join(lines(report(1, {1: 5}, name="[red]x[/red]", status="\x1b[2Jgone")))
     assert "[red]x[/red]" in text
     assert "\x1b" not in text

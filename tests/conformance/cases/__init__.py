@@ -1,4 +1,4 @@
-"""The table: one module per theme, each with its `CASES`."""
+"""The table of cases: one module per topic, each with its `CASES`."""
 
 from __future__ import annotations
 

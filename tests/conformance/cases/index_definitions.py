@@ -1,4 +1,4 @@
-"""Definitions of indexes: creating, altering and dropping them by their rows in `_index`, rightly and wrongly."""
+"""Definitions of indexes: valid and invalid ways to create, alter and drop them by rows of `_index`."""
 
 from __future__ import annotations
 

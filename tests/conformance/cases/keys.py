@@ -1,4 +1,4 @@
-"""Keys of mixed types: how numbers, scalars, decimals, UUIDs and bytes are ordered and found."""
+"""Keys of mixed types: order and lookup of numbers, scalars, decimals, UUIDs and bytes."""
 
 from __future__ import annotations
 

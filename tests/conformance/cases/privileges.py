@@ -1,4 +1,4 @@
-"""Users, roles and privileges: who may do what, with the texts of refusals; the views of the schema; AUTH."""
+"""Users, roles and privileges: permitted actions and error messages; the views of the schema; AUTH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests as such: unknown types, broken headers and bodies, values of wrong types, schema versions, CALL, EVAL."""
+"""Requests in general: unknown types, broken headers and bodies, values of wrong types, schema versions, CALL, EVAL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PING = request(64)
 
 
 def header(type: object, sync: object = 77, **more: object) -> bytes:
-    """A header with any values, by the names of its keys."""
+    """Return a header with any values, given the names of its keys."""
     extra = {Key[key.upper()]: value for key, value in more.items()}
     return encode({Key.REQUEST_TYPE: type, Key.SYNC: sync} | extra)
 

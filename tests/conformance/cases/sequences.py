@@ -1,4 +1,4 @@
-"""Sequences: their definitions, their use by spaces, and what is refused."""
+"""Sequences: their definitions, their use by spaces, and rejected requests."""
 
 from __future__ import annotations
 

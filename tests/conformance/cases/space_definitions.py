@@ -1,4 +1,4 @@
-"""Definitions of spaces: creating, altering and dropping them by their rows in `_space`, rightly and wrongly."""
+"""Definitions of spaces: valid and invalid ways to create, alter and drop them by rows of `_space`."""
 
 from __future__ import annotations
 

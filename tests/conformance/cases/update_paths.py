@@ -1,4 +1,4 @@
-"""UPDATE by JSON paths: into arrays and maps, at their edges, and several at once."""
+"""UPDATE by JSON paths: in arrays and maps, at their boundaries, and several at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UPDATE: every operation at its edges."""
+"""UPDATE: every operation at its boundaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UPSERT: what is inserted, what is updated, what is skipped and what is refused."""
+"""UPSERT: inserts, updates, skipped operations and rejections."""
 
 from __future__ import annotations
 

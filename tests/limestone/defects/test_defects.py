@@ -44,7 +44,7 @@ OUTSIDE: Final = production()
 
 
 class Store:
-    """A ready store in its next epoch, its channels, and the epochs that it has reported durable."""
+    """A ready store in its next epoch, its channels, and the epochs that the store has reported durable."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.store = AsyncDatastore(OUTSIDE, Settings(str(path), **options))
@@ -106,8 +106,8 @@ async def test_epoch_of_a_replica_counts_only_when_committed(tmp_path: Path) -> 
         assert rows(tmp_path / "live") == [(b"a", b"1")]
 
 
-async def test_a_replica_killed_in_a_session_recovers_and_appends_to_a_sound_file(tmp_path: Path) -> None:
-    """The original reports an unrepairable file, or loses later data."""
+async def test_replica_killed_during_a_session_recovers_and_appends_to_an_intact_file(tmp_path: Path) -> None:
+    """The original reports an unrepairable file, or loses data that it appends later."""
     live, left = tmp_path / "live", tmp_path / "left"
     async with running(live) as replica:
         master = master_of(replica)
@@ -137,7 +137,7 @@ async def test_a_replica_killed_in_a_session_recovers_and_appends_to_a_sound_fil
 @pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("session_close", ["default", "async"])
 @pytest.mark.parametrize("group_commit", ["local_first", "replica_first", "concurrent"])
-async def test_no_group_commit_overtakes_a_session_that_outlives_its_epoch(
+async def test_group_commit_never_overtakes_a_session_that_outlives_its_epoch(
     tmp_path: Path, group_commit: str, session_close: str, is_ours: bool
 ) -> None:
     heard: list[tuple[str, int]] = []
@@ -232,7 +232,7 @@ def test_key_removed_after_offline_compaction_by_the_original_stays_removed(tmp_
 
 
 @pytest.mark.parametrize("size", range(1, 9))
-async def test_a_torn_epoch_file_is_opened_and_can_be_repaired(size: int, tmp_path: Path) -> None:
+async def test_torn_epoch_file_can_be_opened_and_repaired(size: int, tmp_path: Path) -> None:
     path, copy = tmp_path / "data", tmp_path / "copy"
     store = await Store(path).start()
     await store.write(b"a", b"1")

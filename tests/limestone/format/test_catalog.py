@@ -140,8 +140,10 @@ def test_settle_leaves_two_unreadable_files_alone() -> None:
         catalog.read(disk, DIRECTORY)
 
 
-def test_back_is_never_another_name_of_the_main_file(tmp_path: Path) -> None:
-    """The original renames main to `.back` and then truncates main: with one inode it would lose both."""
+def test_back_file_is_never_a_hard_link_to_the_main_file(tmp_path: Path) -> None:
+    """The original renames the main file to `.back` and then truncates the main file; with one inode both would be
+    lost.
+    """
     disk = production().disk
     catalog.write(disk, str(tmp_path), Catalog())
     catalog.write(disk, str(tmp_path), FULL)
@@ -150,7 +152,7 @@ def test_back_is_never_another_name_of_the_main_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", range(0, 300, 30))
-def test_a_full_disk_leaves_the_old_catalog_in_place(room: int) -> None:
+def test_full_disk_leaves_the_old_catalog_in_place(room: int) -> None:
     machine, disk = fresh()
     old = Catalog(max_epoch_id=1)
     catalog.write(disk, DIRECTORY, old)

@@ -14,7 +14,7 @@ DISK = production().disk
 
 
 class WithoutLinks:
-    """The real disk without hard links, as if every name were on its own file system."""
+    """The real disk without hard links, as if every name were on a separate file system."""
 
     def link(self, old: str, new: str) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link", old)
@@ -25,7 +25,7 @@ class WithoutLinks:
         return getattr(DISK, name)
 
 
-def test_a_copy_has_all_bytes_and_is_its_own(tmp_path: Path) -> None:
+def test_copy_has_all_bytes_and_an_inode_of_its_own(tmp_path: Path) -> None:
     data = bytes(range(256)) * 10_000
     (tmp_path / "old").write_bytes(data)
     copying.copy(DISK, str(tmp_path / "old"), str(tmp_path / "new"))
@@ -43,7 +43,7 @@ def test_second_name_is_a_hard_link_or_a_copy(tmp_path: Path) -> None:
     assert (tmp_path / "old").stat().st_nlink == 2
 
 
-def test_a_file_is_moved_to_another_file_system_by_a_copy(tmp_path: Path) -> None:
+def test_file_is_copied_to_another_file_system(tmp_path: Path) -> None:
     disk: Any = WithoutLinks()
     for number, mover in enumerate((DISK, disk)):
         (tmp_path / "old").write_bytes(b"data")
@@ -52,7 +52,7 @@ def test_a_file_is_moved_to_another_file_system_by_a_copy(tmp_path: Path) -> Non
         assert not (tmp_path / "old").exists()
 
 
-def test_writing_over_a_file_leaves_its_other_names_alone(tmp_path: Path) -> None:
+def test_overwriting_a_file_leaves_its_other_names_unchanged(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"old")
     (tmp_path / "b").hardlink_to(tmp_path / "a")
     copying.write(DISK, str(tmp_path / "a"), b"new")
@@ -60,7 +60,7 @@ def test_writing_over_a_file_leaves_its_other_names_alone(tmp_path: Path) -> Non
     copying.remove(DISK, str(tmp_path / "nothing"))
 
 
-def test_a_range_ends_where_the_file_does(tmp_path: Path) -> None:
+def test_range_ends_at_the_end_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"0123456789")
     with DISK.open(str(tmp_path / "old")) as source, DISK.create(str(tmp_path / "new")) as target:
         copying.copy_range(source, target, 7, 100)

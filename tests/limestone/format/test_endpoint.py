@@ -20,7 +20,7 @@ from flowstone.limestone.format.endpoint import Endpoint, EndpointError
         ("tcp://localhost:0", Endpoint("localhost", 0)),
     ],
 )
-def test_an_endpoint_is_read_and_written(text: str, endpoint: Endpoint) -> None:
+def test_endpoint_round_trips(text: str, endpoint: Endpoint) -> None:
     assert Endpoint.parse(f" {text}\n") == endpoint
     assert str(endpoint) == text
 

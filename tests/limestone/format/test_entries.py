@@ -1,4 +1,7 @@
-"""Entries of log files: decoded and encoded byte for byte; every torn end is found, and no length is trusted."""
+"""Entries of log files: decoded and encoded byte for byte.
+
+Every torn end is found, and a length in the file is never trusted.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def test_files_of_the_real_program_are_read_and_written_byte_for_byte(path: Path
     assert b"".join(encode(token) for token in decode_all(data, str(path))) == data
 
 
-def test_the_recorded_files_hold_every_type_but_markers_of_epoch_files() -> None:
+def test_recorded_files_contain_every_type_except_markers_of_epoch_files() -> None:
     found = [token.type for path in recorded.log_files() for token in decode_all(path.read_bytes(), str(path))]
     assert set(found) == set(EntryType)
 
@@ -75,7 +78,7 @@ def test_entries_round_trip(token: Entry | Marker) -> None:
 
 
 @given(recorded.tokens)
-def test_every_truncation_is_torn_and_asks_for_no_more_than_the_entry_has(token: Entry | Marker) -> None:
+def test_truncated_entry_is_torn_and_its_extent_stays_within_the_entry(token: Entry | Marker) -> None:
     data = encode(token)
     for size in range(1, len(data)):
         assert decode(data[:size]) == (Torn(token.type), 0)
@@ -83,7 +86,7 @@ def test_every_truncation_is_torn_and_asks_for_no_more_than_the_entry_has(token:
 
 
 @given(st.lists(recorded.tokens, max_size=5), st.data())
-def test_any_single_damaged_byte_is_read_without_surprise(found: list[Entry | Marker], choice: st.DataObject) -> None:
+def test_damaged_byte_is_read_without_unexpected_errors(found: list[Entry | Marker], choice: st.DataObject) -> None:
     data = bytearray(b"".join(map(encode, found)))
     if data:
         data[choice.draw(st.integers(0, len(data) - 1))] = choice.draw(st.integers(0, 255))
@@ -106,7 +109,7 @@ def test_window_size_does_not_affect_the_result(window: int, found: list[Entry |
         assert [token for _, token in whole] == found
 
 
-def test_a_length_that_the_file_has_not_is_not_asked_for() -> None:
+def test_length_beyond_the_end_of_the_file_is_not_read() -> None:
     data = encode(put(1, b"k", b"v", WriteVersion(1, 1)))
     damaged = data[:1] + b"\xff\xff\xff\xff" + data[5:]
     asked: list[int] = []
@@ -129,7 +132,7 @@ def test_file_truncated_during_a_read_ends_at_the_cut() -> None:
     assert list(walk(lambda at, size: data[at : min(at + size, 50)], len(data))) == [(0, Torn(EntryType.NORMAL))]
 
 
-def test_a_walk_may_begin_at_any_entry() -> None:
+def test_walk_can_start_at_any_entry() -> None:
     data = b"".join(encode(token) for _, token in GOLDEN)
     offset = len(encode(GOLDEN[0][1]))
     assert list(walk(lambda at, size: data[at : at + size], len(data), start=offset)) == walked(data)[1:]

@@ -22,12 +22,12 @@ from tests.simulation.loop import Died, Life
 DISK = production().disk
 
 
-def test_the_largest_record_counts() -> None:
+def test_durable_epoch_is_the_largest_record() -> None:
     assert parse(record(5) + record(9) + record(7)) == Epochs(9, 27)
     assert parse(b"") == Epochs(0, 0)
 
 
-def test_205_epochs_leave_the_files_of_the_real_program(tmp_path: Path) -> None:
+def test_writing_205_epochs_produces_the_files_of_the_real_program(tmp_path: Path) -> None:
     writer = EpochWriter.open(DISK, str(tmp_path))
     for epoch in range(1, 206):
         writer.write(epoch)
@@ -47,13 +47,13 @@ def test_every_truncation_yields_the_records_before_it(epochs: list[int]) -> Non
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_say_something(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_reported_as_torn_or_damaged(data: bytes) -> None:
     found = parse(data)
     assert found.sound_size <= len(data)
     assert (found.is_torn or found.is_damaged) == (found.sound_size < len(data))
 
 
-def test_zeros_at_the_end_are_a_torn_write_and_other_bytes_are_damage() -> None:
+def test_trailing_zeros_are_a_torn_write_and_other_bytes_are_damage() -> None:
     assert parse(record(5) + bytes(9)) == Epochs(5, 9, is_torn=True, salvaged=5)
     assert parse(record(5) + b"\x05" + bytes(8) + record(8)) == Epochs(5, 9, is_damaged=True, salvaged=8)
 
@@ -61,11 +61,11 @@ def test_zeros_at_the_end_are_a_torn_write_and_other_bytes_are_damage() -> None:
 def test_damaged_file_is_rejected_with_the_readable_part(tmp_path: Path) -> None:
     (tmp_path / names.EPOCH).write_bytes(record(5) + b"\x55" * 9 + record(8))
     for use in (epoch_file.read, EpochWriter.open):
-        with pytest.raises(DamagedFile, match="largest epoch is 5 in sound records, 8 in all"):
+        with pytest.raises(DamagedFile, match="intact records is 5; including damaged records it is 8"):
             use(DISK, str(tmp_path))
 
 
-def test_a_torn_file_is_read_and_written_on(tmp_path: Path) -> None:
+def test_torn_file_is_read_and_appended_to(tmp_path: Path) -> None:
     path = tmp_path / names.EPOCH
     path.write_bytes(record(5) + record(6)[:4])
     (tmp_path / names.EPOCH_TEMPORARY).write_bytes(b"\x04")
@@ -75,7 +75,7 @@ def test_a_torn_file_is_read_and_written_on(tmp_path: Path) -> None:
     assert not (tmp_path / names.EPOCH_TEMPORARY).exists()
 
 
-def test_files_put_aside_count_where_the_epoch_file_is_empty(tmp_path: Path) -> None:
+def test_rotated_epoch_files_are_read_when_the_current_one_is_empty(tmp_path: Path) -> None:
     assert epoch_file.read(DISK, str(tmp_path)) == Epochs(0, 0)
     (tmp_path / "epoch.01794772615522.7").write_bytes(record(7))
     (tmp_path / "epoch.01794772615523.9").write_bytes(record(8) + record(9))
@@ -87,7 +87,7 @@ def test_files_put_aside_count_where_the_epoch_file_is_empty(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("first", [1, 97, 0x1FE])
 def test_written_epochs_survive_a_crash_at_any_moment(first: int) -> None:
-    """Including crashes around a replacement: `first` writes of the process precede."""
+    """Run crashes around a replacement of the file, too: the process has already written `first` records."""
     returned: list[int] = []
 
     def prepare(disk: Disk) -> None:
@@ -111,7 +111,7 @@ def test_written_epochs_survive_a_crash_at_any_moment(first: int) -> None:
 
 @pytest.mark.parametrize("writes", [0, 99])
 def test_epoch_of_a_killed_process_survives_a_power_loss_once_read(writes: int) -> None:
-    """Appended or renamed, but not synced: the process that opens the file relies on it."""
+    """The record was appended or renamed, but not synced; the process that opens the file relies on it."""
     for operations in range(1, 20):
         machine, disk = fresh()
         EpochWriter.open(disk, DIRECTORY).write(1)

@@ -14,7 +14,7 @@ from flowstone.outside.disk import SystemDisk
 from tests.limestone.crashes import DIRECTORY, crashed
 
 
-def test_a_file_is_written_in_place_and_keeps_its_identity(tmp_path: Path) -> None:
+def test_file_written_in_place_keeps_its_inode(tmp_path: Path) -> None:
     disk, path = production().disk, tmp_path / "file"
     files.write_whole(disk, str(path), b"first, and longer")
     inode = path.stat().st_ino
@@ -37,7 +37,7 @@ def test_file_deleted_during_a_read_counts_as_missing(tmp_path: Path) -> None:
     assert files.read_whole(Deleting(), str(tmp_path / "file")) is None
 
 
-def test_a_small_file_that_is_large_is_not_read(tmp_path: Path) -> None:
+def test_oversized_small_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "epoch"
     with path.open("wb") as file:
         file.truncate(files.SMALL_FILE_MAX + 1)

@@ -68,7 +68,7 @@ def shown(found: RecoveredDirectory) -> list[tuple[int, bytes, bytes]]:
 @contextmanager
 def bounded() -> Iterator[None]:
     """Limit memory and processor time to the cost of small files and streams, however many there are."""
-    # The peak is that of the whole process, and other tests have raised it: reset it.
+    # The peak is that of the whole process, and earlier tests may have raised it, so reset it.
     Path("/proc/self/clear_refs").write_text("5")
     before, start = memory_kib(), time.process_time()
     yield

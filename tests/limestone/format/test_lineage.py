@@ -14,7 +14,7 @@ DISK = production().disk
 UUIDS = [f"{number:08x}-1111-4111-8111-111111111111" for number in range(50)]
 
 
-def test_the_latest_are_remembered_once_each(tmp_path: Path) -> None:
+def test_latest_identities_are_remembered_once_each(tmp_path: Path) -> None:
     assert lineage.read(DISK, str(tmp_path)) == ()
     for uuid in UUIDS:
         lineage.add(DISK, str(tmp_path), [uuid, None])

@@ -1,4 +1,4 @@
-"""Which entries of a log file count: the original's verdict on every kind of damage, and ours on crashes."""
+"""Which entries of a log file count: the original's verdict on every kind of damage, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.limestone.format import entry_table
+from flowstone.limestone.format import entry_table, entry_walk, log_scan
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, Token, WriteVersion, decode, encode, put, walk
-from flowstone.limestone.format.entry_table import EntryTail, tables
+from flowstone.limestone.format.entry_walk import EntryTail, tables
 from flowstone.limestone.format.log_scan import (
     INSPECT,
     RECOVERY,
@@ -24,7 +24,9 @@ from flowstone.limestone.format.log_scan import (
     ScanMode,
     Verdict,
 )
+from flowstone.limestone.format.log_scan_kernels import follow
 from tests.limestone import recorded
+from tests.native.twins import twin
 
 DURABLE = 5
 
@@ -57,19 +59,22 @@ ENTRY = an_entry()
 def scanned(
     data: bytes, mode: ScanMode, *, is_detached: bool = False, durable: int = DURABLE
 ) -> tuple[LogScan, list[Entry]]:
-    """Scan entry by entry and by small tables, which must agree."""
+    """Scan entry by entry and by small tables, compiled and interpreted; all scans must agree."""
     scan = LogScan(walk(lambda at, size: data[at : at + size], len(data)), durable, mode, is_detached=is_detached)
     found = list(scan)
-    by_tables = LogScan((), durable, mode, is_detached=is_detached)
-    assert list(tabled(data, by_tables)) == found
-    for name in ("verdict", "changes", "findings", "max_epoch", "counted"):
-        assert getattr(by_tables, name) == getattr(scan, name)
+    for kernel in (follow, twin(follow)):
+        by_tables = LogScan((), durable, mode, is_detached=is_detached)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log_scan, "follow", kernel)
+            assert list(tabled(data, by_tables)) == found
+        for name in ("verdict", "changes", "findings", "max_epoch", "counted"):
+            assert getattr(by_tables, name) == getattr(scan, name)
     return scan, found
 
 
 def tabled(data: bytes, scan: LogScan) -> Iterator[Token]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entry_table, "COLUMNS", 3)
+        patch.setattr(entry_walk, "COLUMNS", 3)
         for part in tables(lambda at, size: data[at : at + size], len(data)):
             if isinstance(part, EntryTail):
                 scan.take_end(*part)
@@ -86,7 +91,8 @@ class Case(NamedTuple):
     """Bytes appended to a clean file, and the original's verdict (docs/spec/limestone.md#damage-matrix).
 
     `startup`: whether it starts. `inspect`: its exit code. `repair` and `cut`: whether it changes the file, or reports
-    it as unrepairable. `extra`: how many of the appended entries count. `ours`: whether we start without a repair.
+    it as unrepairable. `extra`: how many of the appended entries count. `ours`: whether Flowstone starts without a
+    repair.
     """
 
     name: str
@@ -138,14 +144,14 @@ def outcome(scan: LogScan) -> str:
 
 
 @every_case
-def test_startup_as_the_real_program(case: Case) -> None:
+def test_startup_verdict_equals_that_of_the_real_program(case: Case) -> None:
     scan, found = scanned(CLEAN + case.appended, STARTUP)
     assert scan.verdict.is_clean is case.startup
     assert len(found) == scan.counted == 2 + case.extra
 
 
 @every_case
-def test_inspect_as_the_real_program(case: Case) -> None:
+def test_inspect_verdict_equals_that_of_the_real_program(case: Case) -> None:
     scan, found = scanned(CLEAN + case.appended, INSPECT)
     assert (0 if not scan.verdict else 1 if scan.verdict.is_repairable else 2) == case.inspect
     assert not scan.changes
@@ -153,14 +159,14 @@ def test_inspect_as_the_real_program(case: Case) -> None:
 
 
 @every_case
-def test_repair_as_the_real_program(case: Case) -> None:
+def test_repair_verdict_equals_that_of_the_real_program(case: Case) -> None:
     """The original's repair rotates every file first."""
     assert outcome(scanned(CLEAN + case.appended, REPAIR, is_detached=True)[0]) == case.repair
     assert outcome(scanned(CLEAN + case.appended, REPAIR_CUT, is_detached=True)[0]) == case.cut
 
 
 @every_case
-def test_our_startup_keeps_durable_data_and_leaves_an_appendable_file(case: Case) -> None:
+def test_startup_keeps_durable_data_and_leaves_an_appendable_file(case: Case) -> None:
     data = CLEAN + case.appended
     scan, found = scanned(data, RECOVERY)
     assert scan.verdict.is_clean is case.ours
@@ -187,11 +193,11 @@ def test_damage_in_undurable_data_of_a_detached_file_is_tolerated_at_startup() -
     assert scanned(CLEAN + b"\x55", STARTUP, is_detached=True)[0].verdict is Verdict.TAIL_BROKEN
 
 
-def test_the_largest_epoch_of_any_marker_is_known() -> None:
+def test_max_epoch_is_the_largest_of_any_marker() -> None:
     assert scanned(CLEAN + marked(snippet(9)) + snippet(7), RECOVERY)[0].max_epoch == 9
 
 
-def test_sessions_of_formats_before_6_have_no_end() -> None:
+def test_sessions_of_formats_before_6_have_no_end_marker() -> None:
     data = begin(4) + an_entry(b"a", 4) + begin(5) + an_entry(b"b", 5) + begin(6) + an_entry(b"c", 6)
     scan, found = scanned(data, RECOVERY)
     assert ([entry.key for entry in found], scan.changes) == ([b"a", b"b"], FileRepair(marks=(len(data) * 2 // 3,)))
@@ -201,7 +207,7 @@ sessions = st.lists(st.tuples(st.integers(0, 3), st.lists(recorded.entries, max_
 
 
 def file_of(found: list[tuple[int, list[Entry]]]) -> tuple[bytes, list[tuple[int, int, list[Entry]]]]:
-    """Return the file of sessions whose epochs grow by these steps, and the end and epoch of each."""
+    """Return a file of sessions whose epochs grow by these steps, and the end offset and epoch of each session."""
     data, epoch, ends = b"", 1, []
     for step, entries in found:
         epoch += step
@@ -211,10 +217,12 @@ def file_of(found: list[tuple[int, list[Entry]]]) -> tuple[bytes, list[tuple[int
 
 
 @given(sessions, st.data())
-def test_a_crash_at_any_byte_leaves_exactly_the_sessions_that_are_durable(
+def test_crash_at_any_byte_leaves_exactly_the_durable_sessions(
     found: list[tuple[int, list[Entry]]], choice: st.DataObject
 ) -> None:
-    """The epoch of a session is durable only when the whole session is synced: cut or zeroed bytes come after it."""
+    """The epoch of a session is durable only after the whole session is synced: cut or zeroed bytes can only follow the
+    session.
+    """
     data, ends = file_of(found)
     size = choice.draw(st.integers(0, len(data)), label="size")
     unsynced = [epoch for at, epoch, _ in ends if at > size]
@@ -242,8 +250,7 @@ def test_any_damaged_byte_is_found_or_has_a_bounded_effect(
         scan, delivered = scanned(bytes(data), mode, durable=8)
         assert len(delivered) == scan.counted
         repaired = changed(bytes(data), scan.changes)
-        if (
-            scan.verdict.is_clean and mode is not REPAIR
-        ):  # a byte that became a marker makes the original continue after it
+        # With REPAIR, a byte that became a marker makes the original continue after the damage.
+        if scan.verdict.is_clean and mode is not REPAIR:
             assert scanned(repaired, mode, durable=8)[1] == delivered
             assert scanned(repaired, mode, is_detached=True, durable=8)[0].verdict is Verdict.OK

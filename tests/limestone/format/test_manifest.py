@@ -35,7 +35,7 @@ def test_recorded_manifests_are_read_and_written_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 8))
-def test_every_persistent_format_is_read_and_becomes_the_newest(version: int) -> None:
+def test_every_persistent_format_is_read_and_migrated_to_the_newest(version: int) -> None:
     found = parse(encode(Manifest(None, version, "1.0")), "x")
     assert (found.persistent_format_version, found.has_end_markers, found.is_current) == (version, version >= 6, False)
     assert found.migrated(UUID) == Manifest(UUID)
@@ -59,7 +59,7 @@ def test_unknown_values_are_rejected(change: dict[str, object], kind: type[Excep
 
 
 @given(st.integers(0, len(encode(Manifest(UUID))) - 1), st.integers(0, 255))
-def test_every_truncation_and_any_damaged_byte_is_rejected_or_read(at: int, byte: int) -> None:
+def test_every_truncated_or_damaged_manifest_is_rejected_or_read(at: int, byte: int) -> None:
     data = bytearray(encode(Manifest(UUID)))
     with pytest.raises(DamagedFile):
         parse(bytes(data[:at]), "x")
@@ -73,7 +73,7 @@ def test_deep_nesting_is_rejected() -> None:
         parse(b"[" * 100_000, "x")
 
 
-def test_new_directory_gets_a_manifest_and_a_foreign_one_does_not(tmp_path: Path) -> None:
+def test_new_directory_gets_a_manifest_and_an_initialized_one_is_rejected(tmp_path: Path) -> None:
     disk, directory = production().disk, str(tmp_path)
     (tmp_path / "blob").mkdir()
     assert manifest.read(disk, directory) is None
@@ -115,7 +115,7 @@ def test_directory_is_locked_while_its_manifest_is_replaced(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("left", ["copy", "both", "torn"])
-def test_the_lock_is_on_the_manifest_after_a_migration_that_was_cut_short(tmp_path: Path, left: str) -> None:
+def test_manifest_is_locked_after_an_interrupted_migration(tmp_path: Path, left: str) -> None:
     disk, directory = production().disk, str(tmp_path)
     (tmp_path / names.MANIFEST_BACK).write_bytes(encode(Manifest(UUID)))
     if left != "copy":
@@ -129,7 +129,7 @@ def test_the_lock_is_on_the_manifest_after_a_migration_that_was_cut_short(tmp_pa
     assert manifest.read(disk, directory) == (OLD if left == "both" else Manifest(UUID))
 
 
-def test_manifest_replaced_before_its_lock_is_opened_again(tmp_path: Path) -> None:
+def test_manifest_is_reopened_if_replaced_before_its_lock(tmp_path: Path) -> None:
     disk, directory = production().disk, str(tmp_path)
     back, main = tmp_path / names.MANIFEST_BACK, tmp_path / names.MANIFEST
     back.write_bytes(encode(Manifest(UUID)))
@@ -150,7 +150,7 @@ def test_manifest_replaced_before_its_lock_is_opened_again(tmp_path: Path) -> No
         manifest.lock(disk, directory)
 
 
-def test_a_migration_that_is_cut_short_anywhere_is_settled() -> None:
+def test_migration_interrupted_at_any_point_is_completed() -> None:
     def prepare(disk: Disk) -> None:
         with disk.create(f"{DIRECTORY}/{names.MANIFEST}") as file:
             file.append(encode(OLD))
@@ -167,7 +167,7 @@ def test_a_migration_that_is_cut_short_anywhere_is_settled() -> None:
 
 
 @pytest.mark.parametrize("main", [b"", b"{", encode(OLD)], ids=["empty", "torn", "old"])
-def test_crash_during_a_migration_leaves_a_manifest_that_opens(main: bytes) -> None:
+def test_crash_during_a_migration_leaves_a_readable_manifest(main: bytes) -> None:
     def prepare(disk: Disk) -> None:
         copying.write(disk, f"{DIRECTORY}/{names.MANIFEST}", main)
         copying.write(disk, f"{DIRECTORY}/{names.MANIFEST_BACK}", encode(Manifest(UUID)))
@@ -179,7 +179,7 @@ def test_crash_during_a_migration_leaves_a_manifest_that_opens(main: bytes) -> N
         assert found == (OLD if main == encode(OLD) else Manifest(UUID))
 
 
-def test_a_manifest_that_cannot_be_read_without_a_copy_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_manifest_without_a_copy_is_an_error(tmp_path: Path) -> None:
     (tmp_path / names.MANIFEST).write_bytes(b"{")
     with pytest.raises(DamagedFile):
         manifest.read(production().disk, str(tmp_path))

@@ -1,4 +1,7 @@
-"""Messages of replication: recorded conversations byte for byte, in any fragmentation; no length is trusted."""
+"""Messages of replication: recorded conversations byte for byte, in any fragmentation.
+
+A length in a message is never trusted.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def parsed(*pieces: bytes, size_max: int = 1 << 20) -> list[Message]:
         while (message := parser.next_message()) is not None:
             found.append(message)
     parser.feed(ACK)
-    assert parser.next_message() == CommonAck()  # no remains of earlier messages
+    assert parser.next_message() == CommonAck()  # no bytes of earlier messages remain
     return found
 
 
@@ -126,7 +129,7 @@ def test_recorded_messages_equal_the_logs_of_both_sides(name: str, side: str) ->
         assert logged == kept != []
 
 
-def test_blobs_travel_with_their_content() -> None:
+def test_blobs_are_sent_with_their_content() -> None:
     found = parsed((recorded.HERE / "basic" / "wire" / "conn0.m2r.bin").read_bytes())
     entries = [entry for message in found if isinstance(message, LogEntries) for entry in message.entries]
     blobs = [blob for entry in entries for blob in entry.blobs]
@@ -143,7 +146,7 @@ def test_messages_round_trip_for_any_fragmentation(found: list[Message], choice:
 
 
 @given(messages)
-def test_every_truncation_waits_for_the_rest(message: Message) -> None:
+def test_truncated_message_waits_for_the_rest(message: Message) -> None:
     data = encode(message)
     for size in range(1, len(data)):
         parser = MessageParser()
@@ -221,7 +224,7 @@ def test_limit_applies_to_each_whole_message() -> None:
         parsed(encode(message), size_max=size - 1)
 
 
-def test_log_of_a_replica_equals_the_real_one_for_each_type() -> None:
+def test_log_of_a_replica_equals_the_recorded_one_for_each_type() -> None:
     version, blob = WriteVersion(1, 2), Blob(4, b"content")
     logged = {kind: WireEntry(kind, 9, b"k", b"v", version, (blob,)) for kind in (1, 5, 7, 8, 9, 10, 11, 255)}
     assert logged[1].logged() == put(9, b"k", b"v", version)
@@ -235,7 +238,7 @@ def test_log_of_a_replica_equals_the_real_one_for_each_type() -> None:
             WireEntry(kind, 9, b"", b"", version).logged()
 
 
-def test_value_out_of_range_is_not_sent() -> None:
+def test_value_out_of_range_is_rejected_by_the_encoder() -> None:
     with pytest.raises(LocalProtocolError, match="GroupCommit"):
         encode(GroupCommit(2**64))
     with pytest.raises(LocalProtocolError, match="LogEntries"):
@@ -244,8 +247,8 @@ def test_value_out_of_range_is_not_sent() -> None:
         wire_entry(put(1, b"", b"", WriteVersion(1, 1), (1,)))
 
 
-def test_a_long_message_in_many_pieces_is_read_in_linear_time() -> None:
-    """Each piece is scanned once at most, and joined only when a message may be complete."""
+def test_long_message_in_many_pieces_is_read_in_linear_time() -> None:
+    """Each piece is scanned at most once, and pieces are joined only when a message may be complete."""
     blob = Blob(1, bytes(8 << 20))
     data = encode(LogEntries(1, (WireEntry(10, 1, b"", b"", WriteVersion(1, 1), (blob,)),), 7))
     parser, joined = MessageParser(), 0
@@ -286,4 +289,4 @@ def test_many_blobs_in_many_pieces_are_each_read_once(
     else:
         assert message == LogEntries(1, (entry, entry), 7)
     Parser.feed(parser, ACK)
-    assert parser.next_message() == CommonAck()  # no remains of earlier messages
+    assert parser.next_message() == CommonAck()  # no bytes of earlier messages remain

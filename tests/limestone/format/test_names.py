@@ -18,7 +18,7 @@ def test_log_files_are_recognized_as_active_or_detached() -> None:
     ]
 
 
-def test_rotated_files_keep_their_name_and_get_the_time() -> None:
+def test_rotated_files_keep_their_name_with_the_time_appended() -> None:
     assert names.rotated("pwal_0001", 1794772615522, 0) == "pwal_0001.01794772615522.0"
     assert names.is_epoch_file(names.rotated("epoch", 1, 7))
     assert not names.is_epoch_file(names.EPOCH_TEMPORARY)
@@ -34,6 +34,6 @@ def test_recorded_blobs_have_the_expected_paths() -> None:
 
 
 @given(recorded.ids)
-def test_a_blob_is_found_by_its_name(blob_id: int) -> None:
+def test_blob_id_round_trips_through_its_name(blob_id: int) -> None:
     assert names.blob_id(names.blob(blob_id).rsplit("/", 1)[1]) == blob_id
     assert names.blob_id(f"{blob_id:016x}.blob.tmp") is None

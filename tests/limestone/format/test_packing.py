@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone.format.entries import WriteVersion, encode, put
-from flowstone.limestone.format.packing import compile_kernels, pack_puts, packed_puts
+from flowstone.limestone.format.packing import packed_puts
+from flowstone.limestone.format.packing_kernels import pack_puts
 from tests.limestone import recorded
+from tests.native.twins import twin
 
 PAIRS = st.lists(st.tuples(recorded.texts, recorded.texts), max_size=30)
 
 
 @given(PAIRS, recorded.ids, recorded.ids, st.integers(0, 2**64 - 31), st.integers(1, 400))
-def test_the_parts_are_the_entries(
+def test_packed_parts_equal_the_entries(
     pairs: list[tuple[bytes, bytes]], storage_id: int, major: int, minor: int, part_size: int
 ) -> None:
     keys, values = [key for key, _ in pairs], [value for _, value in pairs]
@@ -33,19 +35,13 @@ def test_the_parts_are_the_entries(
 
 
 def test_kernel_writes_nothing_after_its_buffer() -> None:
-    """Uncompiled, every move checks its bounds."""
+    """Interpreted, every move checks its bounds."""
     keys, values = (np.frombuffer(data, np.uint8) for data in (b"abc", b"vw"))
     sizes = (np.array([1, 2], np.int64), np.array([2, 0], np.int64))
     out = np.empty(2 * 33 + 5, np.uint8)
-    ids = np.array([7, 8, 9], np.uint64)
-    uncompiled: Any = pack_puts
-    assert uncompiled.py_func(out, keys, sizes[0], values, sizes[1], ids) == out.size
+    assert twin(pack_puts)(out, keys, sizes[0], values, sizes[1], 7, 8, 9) == out.size
     expected = [put(7, b"a", b"vw", WriteVersion(8, 9)), put(7, b"bc", b"", WriteVersion(8, 10))]
     assert out.tobytes() == b"".join(map(encode, expected))
-
-
-def test_kernels_can_be_compiled_in_advance() -> None:
-    compile_kernels()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The session index agrees with a slow walk, for files of any number of entries, up to the first unreadable byte."""
+"""The session index agrees with a slow scan of files of any size, up to the first unreadable byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowstone.limestone.format import entry_table
+from flowstone.limestone.format import entry_walk
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, encode, put, walk
 from flowstone.limestone.format.snippets import Snippet, snippets
 from flowstone.outside import production
@@ -43,16 +43,16 @@ def model(data: bytes) -> list[Snippet]:
 
 
 @pytest.mark.parametrize("path", recorded.log_files(), ids=lambda path: "-".join(path.parts[-3:]))
-def test_recorded_files(path: Path) -> None:
+def test_recorded_files_equal_the_model(path: Path) -> None:
     assert list(snippets(DISK, str(path))) == model(path.read_bytes())
 
 
 @given(st.lists(recorded.tokens, max_size=12), st.integers(0, 40), st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_file_torn_or_damaged_anywhere(
+def test_file_torn_or_damaged_anywhere_equals_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: list[Entry | Marker], cut: int, is_damaged: bool
 ) -> None:
-    monkeypatch.setattr(entry_table, "WINDOW_SIZE", 64)
+    monkeypatch.setattr(entry_walk, "WINDOW_SIZE", 64)
     data = b"".join(map(encode, tokens))
     data = data[: len(data) - cut] + (b"\x55" if is_damaged else b"")
     path = tmp_path / "pwal_0000"
@@ -60,7 +60,7 @@ def test_any_file_torn_or_damaged_anywhere(
     assert list(snippets(DISK, str(path))) == model(data)
 
 
-def test_a_file_of_more_entries_than_the_table_has_columns(tmp_path: Path) -> None:
+def test_file_with_more_entries_than_one_table_equals_the_model(tmp_path: Path) -> None:
     puts = b"".join(encode(put(1, b"%d" % number, b"", WriteVersion(1, number))) for number in range(20_000))
     blob = encode(put(1, b"blob", b"", WriteVersion(2, 1), (7,)))
     first, second = (encode(Marker(EntryType.MARKER_BEGIN, epoch)) for epoch in (1, 2))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +29,10 @@ from flowstone.limestone.format.messages import (
 from flowstone.limestone.format.transcode import BlobContent, BlobPart, DiskEntries, WireReader, wire_parts
 from tests.conftest import FULL
 from tests.limestone import recorded
+from tests.native.twins import twin
 
 STREAMS = sorted(recorded.HERE.rglob("conn*.bin"))
 every_stream = pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.relative_to(recorded.HERE).as_posix())
-KERNELS = ("to_wire", "log_entries", "log_messages")
 
 entry_lists = st.lists(recorded.entries, max_size=6)
 texts = st.binary(max_size=12)
@@ -57,12 +56,12 @@ streams = st.lists(
 )
 
 
-@pytest.fixture(params=["compiled", "plain"])
+@pytest.fixture(params=["compiled", "interpreted"])
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncompiled, a read or write outside the buffer raises."""
-    if request.param == "plain":
-        for name in ("_put_head_of_one", "_log_entry", *KERNELS):
-            monkeypatch.setattr(transcode, name, getattr(transcode, name).py_func)
+    """Interpreted, a read or write outside the buffer raises."""
+    if request.param == "interpreted":
+        for name in ("to_wire", "log_entries", "log_messages"):
+            monkeypatch.setattr(transcode, name, twin(getattr(transcode, name)))
 
 
 def content(blob_id: int) -> bytes:
@@ -90,7 +89,7 @@ def parsed(data: bytes) -> list[LogEntries]:
         assert isinstance(message, LogEntries)
         found.append(message)
     parser.feed(messages.ACK)
-    assert parser.next_message() == messages.CommonAck()  # no remains of earlier messages
+    assert parser.next_message() == messages.CommonAck()  # no bytes of earlier messages remain
     return found
 
 
@@ -120,8 +119,8 @@ def test_batch_has_the_same_entries_in_few_messages(found: list[Entry], epoch: i
         assert message.flags == (1 if begin and is_first else 0) + (6 if end and is_last else 0)
 
 
-def test_sessions_that_were_recorded_are_sent_again_from_the_log() -> None:
-    """Both in the original's messages; the log lacks the content of blobs, which the files have."""
+def test_recorded_sessions_can_be_sent_again_from_the_log() -> None:
+    """Both recordings are in the original's messages; the log lacks the content of blobs, which the files have."""
     for name in ("basic", "late_end", "epochs"):
         directory = recorded.HERE / name
         for channel in range(2):
@@ -159,7 +158,7 @@ def test_only_complete_entries_are_sent() -> None:
         list(wire_parts(entry, 1 << 64, begin=True, end=True))
 
 
-def test_blobs_are_read_just_before_they_are_sent() -> None:
+def test_blobs_are_read_immediately_before_they_are_sent() -> None:
     asked: list[int] = []
 
     def note(blob_id: int) -> BlobContent:
@@ -173,7 +172,7 @@ def test_blobs_are_read_just_before_they_are_sent() -> None:
 
 
 def logged(stream: list[Message]) -> list[DiskEntries | Message]:
-    """Return what a replica must do for each message, one by one."""
+    """Return the actions that a replica takes for each message, one by one."""
     found: list[DiskEntries | Message] = []
     for message in stream:
         if isinstance(message, LogEntries):
@@ -188,7 +187,8 @@ def logged(stream: list[Message]) -> list[DiskEntries | Message]:
 
 def merged(found: list[DiskEntries | Message]) -> list[DiskEntries | Message]:
     """Merge actions that can be combined: the replica ends with the same files and the same number of
-    acknowledgements."""
+    acknowledgements.
+    """
     merging: list[DiskEntries | Message] = []
     for each in found:
         last = merging[-1] if merging else None
@@ -275,7 +275,7 @@ def test_entries_equal_those_of_a_replica_for_any_fragmentation(found: list[Mess
 
 
 @given(streams)
-def test_every_boundary_is_a_place_to_be_cut(found: list[Message]) -> None:
+def test_messages_cut_at_any_byte_equal_the_plain_decoder(found: list[Message]) -> None:
     data = b"".join(map(messages.encode, found))
     check(*(bytes((byte,)) for byte in data))
     for at in range(0, len(data), 1 if FULL else 7):
@@ -283,7 +283,7 @@ def test_every_boundary_is_a_place_to_be_cut(found: list[Message]) -> None:
 
 
 @every_stream
-def test_recorded_conversations(path: Path) -> None:
+def test_recorded_conversations_equal_the_plain_decoder(path: Path) -> None:
     data = path.read_bytes()
     for size in (7, 100, 4096, len(data)):
         check(*(data[at : at + size] for at in range(0, len(data), size)))
@@ -317,13 +317,13 @@ def test_messages_of_a_session_are_merged() -> None:
 
 @pytest.mark.usefixtures("_both_ways")
 @given(streams, st.integers(1, 200), st.integers(1, 50))
-def test_the_limit_is_the_same_for_all_forms(found: list[Message], size_max: int, size: int) -> None:
+def test_size_limit_is_the_same_for_all_forms(found: list[Message], size_max: int, size: int) -> None:
     data = b"".join(map(messages.encode, found))
     check(data, size_max=size_max)
     check(*(data[at : at + size] for at in range(0, len(data), size)), size_max=size_max)
 
 
-def test_mutated_streams_are_read_or_rejected_alike() -> None:
+def test_mutated_streams_give_the_same_messages_or_errors() -> None:
     rng = random.Random(11)
     corpus = [path.read_bytes()[:3000] for path in STREAMS]
     for _ in range(10_000 if FULL else 1000):
@@ -356,7 +356,7 @@ def test_length_above_the_limit_is_rejected_at_once_without_allocation(data: byt
         tracemalloc.stop()
 
 
-def test_a_long_message_in_many_pieces_is_read_in_linear_time() -> None:
+def test_long_message_in_many_pieces_is_read_in_linear_time() -> None:
     wire = LogEntries(1, (WireEntry(1, 1, b"", bytes(8 << 20), WriteVersion(1, 1)),), 7)
     data = messages.encode(wire)
     reader, joined = WireReader(), 0
@@ -368,7 +368,7 @@ def test_a_long_message_in_many_pieces_is_read_in_linear_time() -> None:
     assert joined < 5
 
 
-def test_large_blob_is_streamed_and_never_held_in_memory() -> None:
+def test_large_blob_is_streamed_and_never_entirely_in_memory() -> None:
     content = bytes(range(256)) * (8 << 12)
     wire = LogEntries(1, (WireEntry(10, 1, b"k", b"v", WriteVersion(1, 1), (Blob(1, content), Blob(2, b""))),), 7)
     data = messages.encode(wire)
@@ -418,8 +418,8 @@ def test_blobs_of_an_unfinished_message_count_as_memory_in_use() -> None:
     assert reader.held == 0
 
 
-def test_reader_keeps_nothing_of_a_message_that_was_returned() -> None:
-    """An idle connection must not keep the bytes of its last message, even if the next message has begun."""
+def test_reader_keeps_no_bytes_of_a_returned_message() -> None:
+    """An idle connection must not keep the bytes of its last message, even after the next message has begun."""
     data = messages.encode(LogEntries(1, (WireEntry(1, 1, b"k", bytes(4 << 20), WriteVersion(1, 1)),), 7))
     for wire in (data, data + data[:5]):
         reader = WireReader(scratch=np.empty(transcode.SCRATCH_SIZE, np.uint8))
@@ -460,19 +460,3 @@ def test_entry_with_deleted_and_empty_blobs_sends_the_empty_ones_first() -> None
     )
     found = [each for each in read(wire)[0] if isinstance(each, DiskEntries)]
     assert b"".join(each.disk for each in found) == entries.encode(entry)
-
-
-def test_all_kernels_are_loaded_before_the_first_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: set[str] = set()
-
-    def noting(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            called.add(name)
-            return kernel(*arguments)
-
-        return call
-
-    for name in KERNELS:
-        monkeypatch.setattr(transcode, name, noting(name, getattr(transcode, name)))
-    transcode.compile_kernels()
-    assert called == {"to_wire", "log_entries", "log_messages"}

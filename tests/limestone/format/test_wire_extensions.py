@@ -80,7 +80,7 @@ def test_frames_and_messages_are_read_in_order_for_any_fragmentation(
     assert parsed(*(data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True))) == sent
 
 
-def test_the_bytes_are_those_that_were_agreed_on() -> None:
+def test_frame_bytes_match_the_specification() -> None:
     body = b'{"action":"resume","epoch":7}'
     assert encode(PREPARE) == b"\x42\x00\x00\x00\x1d" + body
     assert json.loads(encode(HELLO)[5:]) == {
@@ -173,7 +173,7 @@ def test_real_replica_offers_no_extension() -> None:
     assert offered_nonce(b"") is None
 
 
-def test_an_offer_gives_the_nonce() -> None:
+def test_offer_contains_the_nonce() -> None:
     assert offered_nonce(offer(NONCE)) == NONCE
 
 
@@ -211,5 +211,5 @@ def test_short_secret_is_not_sent(frame: Frame) -> None:
         encode(frame)
 
 
-def test_frame_types_follow_those_of_the_protocol() -> None:
+def test_frame_types_are_above_the_message_types_of_the_original() -> None:
     assert min(FrameType) > max(messages.MessageType)

@@ -1,8 +1,8 @@
-"""Rounds of a master and a replica, one of them the original's, that end in a kill, and a check of their directories.
+"""Rounds of a master and a replica, one of them the original's, that end in a kill and a check of both directories.
 
-Three channels write sessions that overlap each other and the epoch switches; some name blobs, some the same blob, some
-are large. Both directories must have every session that the master acknowledged and whose epoch it reported durable.
-Any other session is present as a whole or not at all.
+Three channels write sessions that overlap each other and the epoch switches; some sessions name blobs, some name a blob
+of another session, and some are large. Both directories must have every session that the master acknowledged and whose
+epoch the master reported durable. Any other session must be present as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ Key = bytes
 
 @dataclass
 class Session:
-    """The entries between a begin and an end; `is_acknowledged`: the end was answered."""
+    """The entries between a begin and an end.
+
+    `is_acknowledged`: the end was answered.
+    """
 
     epoch: int
     channel: int = 0
@@ -38,7 +41,10 @@ class Session:
 
 
 class Round:
-    """One life of a master. `name` makes its keys unique; `large`: maximum size of values in bytes."""
+    """One life of a master.
+
+    `name` makes its keys unique; `large`: maximum size of values in bytes.
+    """
 
     def __init__(self, name: str, master: RealMaster, first_epoch: int, large: int) -> None:
         self.sessions: list[Session] = []
@@ -55,14 +61,14 @@ class Round:
         self._errors: list[Exception] = []
 
     def run(self, epochs: int, kill: Callable[[], None]) -> None:
-        """Write for this number of epochs, then kill; return when all threads have noticed."""
+        """Write for this number of epochs, then kill; return when all threads have noticed the kill."""
         writers = [threading.Thread(target=self._guarded, args=(self._write, number)) for number in range(CHANNELS)]
         switcher = threading.Thread(target=self._guarded, args=(self._switch, epochs, kill))
         for thread in (*writers, switcher):
             thread.start()
         for thread in (switcher, *writers):
             thread.join(WAIT_SECONDS)
-            assert not thread.is_alive(), "a thread still waits for an answer"
+            assert not thread.is_alive(), "a thread is still waiting for an answer"
         if self._errors:
             raise self._errors[0]
 
@@ -87,7 +93,7 @@ class Round:
                 self._has_begun = True
                 self._change.notify_all()
             self.durable = max(self.durable, int(master.ask("durable")))
-            if rng.random() < 0.7:  # some sessions of this epoch end, others outlive it
+            if rng.random() < 0.7:  # some sessions of this epoch end, others stay open beyond it
                 self._wait_for_sessions(len(self.sessions) + rng.randint(1, 4))
         kill()
 
@@ -111,7 +117,7 @@ class Round:
             session.is_acknowledged = True
 
     def _outlive(self, epochs: int) -> None:
-        """Keep a session open for this number of epoch switches, or for a moment if a switch waits for it."""
+        """Keep a session open for this number of epoch switches, or only briefly if a switch waits for the session."""
         with self._change:
             until = self._epoch + epochs
             self._change.wait_for(lambda: self._has_to_end(until), 0.2)
@@ -137,7 +143,7 @@ class Round:
             self._master.ask(command)
 
     def _blob(self, rng: random.Random) -> int:
-        """Return a new blob, or the newest one, which another channel may be sending."""
+        """Return a new blob, or the newest one, which another channel may be sending at the same time."""
         if self.blobs and rng.random() < 0.5:
             return max(self.blobs)
         content = rng.randbytes(rng.choice((10, 3000, 60_000)))
@@ -147,7 +153,7 @@ class Round:
 
 
 class History:
-    """All rounds of a directory: the sessions that it must have, and those that it may have."""
+    """All rounds of a directory: the sessions that the directory must have, and those that it may have."""
 
     def __init__(self) -> None:
         self.kept: dict[Key, bytes] = {}
@@ -157,12 +163,12 @@ class History:
     def check(
         self, directory: Path, life: Round, *, recorded: int | None = None, rewrites_blobs: bool = False
     ) -> list[Session]:
-        """Return the sessions of a round that are in a directory. The original opens its copy, repaired if need be.
+        """Return the sessions of a round that are in a directory.
 
-        `recorded`: the durable epoch in the files of a master that is the original. It may have reported a larger one.
-
-        `rewrites_blobs`: the directory is that of the original's replica, which truncates a blob and writes it again
-        when a second channel sends it. A kill in between leaves a prefix of a blob that was whole before.
+        The original opens a copy of the directory, which is repaired first if necessary. `recorded`: the durable epoch
+        in the files of a master that is the original, which may have reported a larger one. `rewrites_blobs`: the
+        directory is that of the original's replica, which truncates a blob and writes it again when a second channel
+        sends it. A kill during that write leaves only a prefix of a blob that was complete before.
         """
         found = judge(files_of(directory))
         opened = Path(shutil.copytree(directory, directory.with_name(f"{directory.name}.opened")))
@@ -234,9 +240,9 @@ class History:
 def _is_reported_only(session: Session, life: Round, recorded: int) -> bool:
     """Return True if the original may have reported the epoch of a session without recording it.
 
-    Each channel keeps its last finished epoch only (docs/spec/limestone.md#original-defects): when the channel has
-    ended a session of a later epoch, which the kill may have left unanswered, the earlier one is reported, and neither
-    recorded nor sent to the replica.
+    The original keeps only the last finished epoch of each channel (docs/spec/limestone.md#original-defects). When a
+    channel has ended a session of a later epoch, even if the kill left it unanswered, the earlier epoch is reported,
+    but neither recorded nor sent to the replica.
     """
     return session.epoch > recorded and any(
         later.channel == session.channel and later.epoch > session.epoch for later in life.sessions

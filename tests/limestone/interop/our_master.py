@@ -1,6 +1,6 @@
 """Our datastore as a process that implements the `lsmaster` commands of the kill rounds.
 
-`python -m tests.limestone.interop.our_master [compatible]`; the environment has the endpoint of the replica.
+Usage: `python -m tests.limestone.interop.our_master [compatible]`; the environment has the endpoint of the replica.
 """
 
 from __future__ import annotations

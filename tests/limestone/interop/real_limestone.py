@@ -20,7 +20,7 @@ VARIABLE: Final = "FLOWSTONE_LIMESTONE"
 START_SECONDS: Final = 60.0
 TOOL_SECONDS: Final = 120.0
 TOOL_MEMORY: Final = 1 << 30
-"""Memory limit of the tool, which allocates whatever a length in a file says."""
+"""Memory limit of the tool, which allocates as much as a length in a file says."""
 
 
 def available() -> bool:
@@ -67,15 +67,18 @@ def logutil(command: str, directory: Path, *options: str) -> Said:
 
 @contextmanager
 def replica(directory: Path) -> Iterator[str]:
-    """Run tgreplica and return its endpoint. It serves one master, and is killed at the end."""
+    """Run tgreplica and return its endpoint.
+
+    The process serves one master, and is killed at the end.
+    """
     with replica_process(directory) as (endpoint, process):
         yield endpoint
-        assert process.poll() is None, f"the real replica ended with {process.returncode}"
+        assert process.poll() is None, f"the real replica exited with {process.returncode}"
 
 
 @contextmanager
 def replica_process(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """As `replica`, with its process, which the test may kill."""
+    """Like `replica`, but also return the process, which the test may kill."""
     directory.mkdir(parents=True, exist_ok=True)
     endpoint = f"tcp://127.0.0.1:{_free_port()}"
     process = subprocess.Popen(

@@ -1,8 +1,8 @@
 """The real library as a process driven line by line, as a master or to open a directory.
 
 The program is `lsmaster` in the directory that FLOWSTONE_LIMESTONE names, a driver around liblimestone. A request is a
-line `NUMBER COMMAND ARGUMENTS`, its answer `NUMBER ok RESULT`, `NUMBER error MESSAGE`, or rows and then `NUMBER .`;
-commands of different channels run in separate threads. If the library aborts, the output ends.
+line `NUMBER COMMAND ARGUMENTS`; the answer is `NUMBER ok RESULT`, `NUMBER error MESSAGE`, or rows and then `NUMBER .`.
+Commands of different channels run in separate threads. If the library aborts, the output ends.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def available() -> bool:
 
 
 class Died(Exception):
-    """The process ended before it answered."""
+    """Raised when the process ends before it has answered."""
 
 
 class Refused(Exception):
-    """The library or the driver reported an error."""
+    """Raised when the library or the driver reports an error."""
 
 
 class RealMaster:
-    """A driver process. Any thread may send requests, and waits for its own answers.
+    """A driver process.
 
-    `command`: another program with the same interface.
+    Any thread may send requests, and waits for its own answers. `command`: another program with the same interface.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class RealMaster:
                 stream.close()
 
     def quit(self) -> None:
-        """Shut the store down in order."""
+        """Shut the store down cleanly."""
         self.ask("quit")
         self.process.wait(ANSWER_SECONDS)
 
@@ -134,9 +134,10 @@ def real_master(endpoint: str | None = None, **variables: str) -> Iterator[RealM
 
 
 def opened_by_the_original(directory: Path) -> tuple[int, Rows] | None:
-    """Return last epoch and rows of a directory, which is changed; None if the library aborts or hangs.
+    """Return the last epoch and the rows of a directory; None if the library aborts or hangs.
 
-    For a torn entry it reads up to four billion blob ids from beyond the end of the file.
+    The call changes the directory. For a torn entry the library reads up to four billion blob ids from beyond the end
+    of the file.
     """
     with real_master() as master:
         try:

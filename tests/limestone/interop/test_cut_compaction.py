@@ -1,5 +1,7 @@
-"""A compaction that is killed or cancelled at any of its disk operations: the original opens the directory with the
-same rows, and no removed row reappears."""
+"""Compactions that are killed or cancelled at any of their disk operations.
+
+The original opens the directory with the same rows, and no removed row reappears.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.limestone.stoppable_disk import StoppableDisk, cancelled
 
 STEP = 1 if FULL else 5
 EXPECTED = [(0, b"a", b"3"), (0, b"d", b"2")]
-"""Storage 0: a was set again in epoch 3; b and c were removed after their values had been compacted."""
+"""Storage 0: `a` was set again in epoch 3; `b` and `c` were removed after their values had been compacted."""
 
 
 class _Died(BaseException):
@@ -29,7 +31,7 @@ class _Died(BaseException):
 
 
 class DyingDisk(StoppableDisk):
-    """Ends all work where StoppableDisk would stop, as a killed process does."""
+    """Ends all work where StoppableDisk would stop, as in a killed process."""
 
     def _pass(self, path: str) -> None:
         self._left -= 1
@@ -38,7 +40,7 @@ class DyingDisk(StoppableDisk):
 
 
 async def prepared(path: Path) -> None:
-    """Return a directory that was compacted once; since then rows were changed and removed, and the files rotated."""
+    """Prepare a directory that was compacted once; later, rows were changed and removed, and the files rotated."""
     async with AsyncDatastore(production(), Settings(str(path))) as store:
         channel = await store.create_channel()
         await store.ready()
@@ -64,7 +66,7 @@ async def prepared(path: Path) -> None:
         await store.switch_epoch(4)
 
 
-async def test_a_compaction_that_dies_anywhere(tmp_path: Path) -> None:
+async def test_compaction_killed_at_any_operation_leaves_the_same_rows(tmp_path: Path) -> None:
     await prepared(tmp_path / "whole")
     for number in count(1, STEP):
         path = Path(shutil.copytree(tmp_path / "whole", tmp_path / str(number)))
@@ -80,7 +82,7 @@ async def test_a_compaction_that_dies_anywhere(tmp_path: Path) -> None:
     assert number > 10
 
 
-async def test_a_compaction_whose_caller_is_cancelled_anywhere(tmp_path: Path) -> None:
+async def test_compaction_cancelled_at_any_operation_leaves_the_same_rows(tmp_path: Path) -> None:
     await prepared(tmp_path / "whole")
     for number in count(1, STEP):
         path = Path(shutil.copytree(tmp_path / "whole", tmp_path / str(number)))

@@ -1,4 +1,4 @@
-"""Damaged log files, judged and repaired by the original's tool and by ours: equal verdicts and equal bytes."""
+"""Damaged log files, judged and repaired by the original's tool and by ours, with equal verdicts and equal bytes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ OTHERS: Final = [path.read_bytes() for path in recorded.log_files()]
 
 
 def compare(directory: Path) -> None:
-    """Judge a directory, and compare with the original's tool and library."""
+    """Judge a directory, and compare the verdict with the original's tool and library."""
     ours = judge(files_of(directory))
     said = logutil("inspect", directory)
     assert said.died or said.code == ours.inspect, (ours, said)
@@ -37,13 +37,13 @@ def compare(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("source", WHOLE, ids=lambda path: str(path.relative_to(recorded.HERE)))
-def test_same_verdict_on_recorded_directories(source: Path, tmp_path: Path) -> None:
+def test_verdict_on_recorded_directories_equals_the_originals(source: Path, tmp_path: Path) -> None:
     compare(Path(shutil.copytree(source, tmp_path / "d")))
 
 
 @pytest.mark.parametrize("case", damage.MATRIX, ids=lambda case: case.name)
 @pytest.mark.parametrize("is_detached", [False, True])
-def test_same_verdict_on_known_damage(case: damage.Damage, is_detached: bool, tmp_path: Path) -> None:
+def test_verdict_on_known_damage_equals_the_originals(case: damage.Damage, is_detached: bool, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "d", case.appended)
     if is_detached:
         (directory / "pwal_0000").rename(directory / "pwal_0000.00000000000001.0")
@@ -51,12 +51,12 @@ def test_same_verdict_on_known_damage(case: damage.Damage, is_detached: bool, tm
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_same_verdict_on_any_damage(seed: int, tmp_path: Path) -> None:
+def test_verdict_on_any_damage_equals_the_originals(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     directory = Path(shutil.copytree(rng.choice(WHOLE), tmp_path / "d"))
     names = [path for path in directory.iterdir() if path.is_file() and path.name.startswith(("pwal_", EPOCH))]
     path = rng.choice([*names, directory / CATALOG])
-    if path.name != COMPACTED:  # there the library reads sizes of entries without a limit
+    if path.name != COMPACTED:  # on these files, the library trusts entry sizes without a limit
         path.write_bytes(mutated(path.read_bytes(), rng, OTHERS)[:SIZE_MAX])
     compare(directory)
 
@@ -110,7 +110,7 @@ BREAKS: Final = [
 
 @pytest.mark.parametrize("break_it", BREAKS, ids=lambda broken: broken.__name__)
 @pytest.mark.parametrize("source", WHOLE, ids=lambda path: str(path.relative_to(recorded.HERE)))
-def test_same_verdict_on_broken_small_files(break_it: object, source: Path, tmp_path: Path) -> None:
+def test_verdict_on_broken_small_files_equals_the_originals(break_it: object, source: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(source, tmp_path / "d"))
     assert callable(break_it)
     break_it(directory)

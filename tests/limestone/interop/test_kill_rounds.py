@@ -1,4 +1,4 @@
-"""The original as master or replica, ours on the other side, and kill -9 of either: no acknowledged data is lost.
+"""Kill -9 of a master or replica, one of which is the original's: no acknowledged data is lost.
 
 After each round the original opens every directory, and has the same rows as the independent reader. The next round
 continues with the master's directory, or with the replica's in its place.
@@ -37,14 +37,17 @@ MODES: Final[dict[str, dict[str, str]]] = {
     "async": {"REPLICATION_ASYNC_SESSION_CLOSE": "1", "REPLICATION_ASYNC_GROUP_COMMIT": "1"},
 }
 LARGE: Final = 600_000
-"""A session with several of these makes our replica write a part of it to its file before the end."""
+"""Size of values: with several of these, our replica writes a part of the session to its file before the end."""
 
 SMALL: Final = 40
-"""With these, a session is not in the original's file before its end."""
+"""Size of values: with these, a session is not in the original's file before its end."""
 
 
 class Rounds:
-    """Two directories across rounds. `large`: see `Round`; `has_real_replica`: see `History.check`."""
+    """Two directories across rounds.
+
+    `large`: see `Round`; `has_real_replica`: see `History.check`.
+    """
 
     def __init__(self, root: Path, seed: str, *, has_real_replica: bool = False) -> None:
         self._has_real_replica = has_real_replica
@@ -57,10 +60,10 @@ class Rounds:
         self._cut_before = 0
 
     def prepare(self) -> None:
-        """Start the next master from either side of the last round, and the replica from a copy of it.
+        """Start the next master from either side of the last round, and the replica from a copy of that directory.
 
-        The original's library recovers it first: its replica does not, and would count a session after the durable
-        epoch once that number is reached again.
+        The original's library recovers the directory first: the original's replica does not, and would count a session
+        after the durable epoch once that epoch number is reached again.
         """
         self._count += 1
         if self._last is None:
@@ -114,7 +117,7 @@ def our_replica(directory: Path, *options: str) -> Iterator[tuple[str, subproces
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("mode", MODES)
-def test_real_master_and_our_replica(mode: str, tmp_path: Path) -> None:
+def test_real_master_and_our_replica_lose_no_acknowledged_data(mode: str, tmp_path: Path) -> None:
     rounds = Rounds(tmp_path, mode)
     for _ in range(ROUNDS):
         rounds.prepare()
@@ -136,7 +139,7 @@ def test_real_master_and_our_replica(mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("form", ["ours", "compatible"])
-def test_our_master_and_the_real_replica(form: str, tmp_path: Path) -> None:
+def test_our_master_and_the_real_replica_lose_no_acknowledged_data(form: str, tmp_path: Path) -> None:
     rounds = Rounds(tmp_path, form, has_real_replica=True)
     for _ in range(ROUNDS):
         rounds.prepare()

@@ -1,4 +1,4 @@
-"""The original's tools on the directory of our replica that was killed during a session."""
+"""The original's tools on the directory of a Flowstone replica that was killed during a session."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def killed(directory: Path, torn_bytes: int) -> None:
         await log.acknowledged(session(3, row("never", "v", 3)))
         size = (directory / "pwal_0000").stat().st_size
         log.send(session(3, *(row(f"never{number}", "v" * 1000, 3) for number in range(3000)), flags=1))
-        # it spills sessions that exceed its memory
+        # the replica spills sessions that exceed its memory
         await until(lambda: (directory / "pwal_0000").stat().st_size > size)
     await connector.close()
     with (directory / "pwal_0000").open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Our tools and the original's give the same answers to the same damage, and it finds no fault in our output."""
+"""Answers of our tools and of the original's to the same damage are equal, and the original accepts our output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_inspect_output_equals_that_of_the_real_tool(case: Damage, tmp_path: Pat
 
 @pytest.mark.parametrize("cuts", [False, True], ids=["mark", "cut"])
 @every_case
-def test_repair_leaves_the_bytes_of_the_real_tool(case: Damage, cuts: bool, tmp_path: Path) -> None:
+def test_repair_writes_the_bytes_of_the_real_tool(case: Damage, cuts: bool, tmp_path: Path) -> None:
     ours, theirs = (damage.write(tmp_path / name, case.appended) for name in ("ours", "theirs"))
     with offline.held(DISK, str(ours)) as manifest:
         planned = repair.plan(DISK, str(ours), 0, cuts=cuts)

@@ -1,5 +1,4 @@
-"""Our master and the original's replica: all sessions and epochs arrive, its directory is intact, and its tools
-agree."""
+"""Our master and the original's replica: all sessions and epochs arrive, and the replica's directory is intact."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ EPOCHS: Final = 6
 
 async def written(directory: Path, **options: Any) -> list[int]:
     """Return the events of a store with two channels, entries of every type, blobs and late ends, after its
-    shutdown."""
+    shutdown.
+    """
     store, told = AsyncDatastore(OUTSIDE, Settings(str(directory), **options)), list[int]()
     store.add_persistent_callback(told.append)
     channels = [await store.create_channel() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The original's tool on directories that we wrote, including crashed replicas, and ours on directories from it."""
+"""The original's tool on our directories, including those of crashed replicas, and our tools on the original's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_real_tool_inspects_repairs_and_compacts_our_files(tmp_path: Path)
     said = logutil("compaction", directory, "--force")
     assert said.code == 0, said
     assert shown(directory) == before
-    assert blobs(directory) == {}  # a defect of the original
+    assert blobs(directory) == {}  # a defect of the original tool
 
 
 async def written_again(directory: Path) -> list[int]:
@@ -97,8 +97,8 @@ def copied(disk: Disk, source: str, target: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(200 if FULL else 20))
-def test_after_a_crash_at_any_moment_the_real_tool_repairs_either_side(seed: int, tmp_path: Path) -> None:
-    """Ours needs no repair there; and the tool finds the same rows."""
+def test_real_tool_repairs_either_side_after_a_crash_at_any_moment(seed: int, tmp_path: Path) -> None:
+    """Our recovery needs no repair of the directory, and the tool finds the same rows."""
     rng = Random(seed)
     settings = Settings(f"/{MASTER}", (ENDPOINT,), spill=150)
     stage = Simulation(f"real/{seed}")

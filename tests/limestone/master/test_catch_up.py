@@ -1,5 +1,7 @@
-"""Sessions that a replica lacks: its resume position, and every later session from the files despite concurrent
-changes."""
+"""Sessions that a replica lacks.
+
+The resume position of a replica is found, and every later session is read from the files despite concurrent changes.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ def test_resume_position_of_a_replica(
     marked: Sequence[int],
     expected: Prepare,
 ) -> None:
-    """All unmarked epochs up to 12 have a session."""
+    """Every unmarked epoch up to 12 has a session."""
     ack = HelloAck(OTHER, follows, durable, bytes(32))
     valid = [epoch for epoch in range(1, 13) if epoch not in marked]
     survey = LogSurvey(np.array(valid, np.uint64), np.array(marked, np.uint64), 12)
@@ -109,7 +111,7 @@ def test_epoch_without_sessions_is_settled_unless_an_earlier_one_is_in_doubt() -
 
 
 def test_epochs_written_by_the_store_are_never_in_doubt() -> None:
-    """Even if a session of a later epoch came first, and the one of this epoch only after the survey."""
+    """A session of a later epoch may be written first, and one of this epoch only after the survey."""
     survey = LogSurvey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 6)
     assert [survey.settled(epoch, 0) for epoch in (6, 7, 8, 9)] == [3, 7, 8, 9]
 
@@ -156,7 +158,7 @@ def test_only_ended_sessions_of_a_growing_file_are_read(tmp_path: Path) -> None:
     assert lacking(tmp_path, resume(0), {"pwal_0000": len(finished), "pwal_0001": 0}) == [(2, [b"a"])]
 
 
-def test_a_seed_begins_with_the_compacted_file(tmp_path: Path) -> None:
+def test_seed_begins_with_the_compacted_file(tmp_path: Path) -> None:
     rows = [put(1, b"a", b"", WriteVersion(0, 0)), put(1, b"b", b"", WriteVersion(0, 0))]
     write(tmp_path, names.COMPACTED, session(0, *rows, ends=False))
     write(tmp_path, "pwal_0000.00000000000001.0", session(1, row(b"a", 1)))
@@ -168,14 +170,14 @@ def test_a_seed_begins_with_the_compacted_file(tmp_path: Path) -> None:
     assert lacking(tmp_path, resume(4)) == [(5, [b"c"])]
 
 
-def test_compacted_epochs_count_when_the_last_recorded_epoch_does(tmp_path: Path) -> None:
-    """The horizon is the epoch that compaction waited for, which may have no session."""
+def test_compacted_rows_are_sent_to_a_seeded_replica(tmp_path: Path) -> None:
+    """The horizon is the epoch that the compaction waited for, which may have no session."""
     catalog.write(DISK, str(tmp_path), Catalog(((names.COMPACTED, 1),), max_epoch_id=7))
     write(tmp_path, names.COMPACTED, session(0, row(b"a", 0), ends=False))
     assert lacking(tmp_path, Prepare(Action.SEED, 3)) == [(3, [b"a"])]
 
 
-def test_a_compacted_file_that_a_crash_kept_from_its_place_is_not_missed(tmp_path: Path) -> None:
+def test_compacted_file_missing_after_a_crash_is_not_an_error(tmp_path: Path) -> None:
     catalog.write(DISK, str(tmp_path), Catalog(((names.COMPACTED, 1),)))
     write(tmp_path, "pwal_0000", session(1, row(b"a", 1)))
     assert lacking(tmp_path, SEED) == [(1, [b"a"])]
@@ -193,7 +195,7 @@ def test_only_compacted_epochs_are_beyond_the_horizon(
     files.close()
 
 
-def test_entries_longer_than_a_window_and_sessions_of_many_are_whole(tmp_path: Path) -> None:
+def test_long_entries_and_long_sessions_are_sent_whole(tmp_path: Path) -> None:
     long = row(b"long", 2, bytes(3 * WINDOW))
     many = [row(b"%06d" % n, 2, bytes(50)) for n in range(50_000)]
     write(tmp_path, "pwal_0000", session(2, *many[:25_000], long, *many[25_000:]))
@@ -209,7 +211,7 @@ def test_entries_longer_than_a_window_and_sessions_of_many_are_whole(tmp_path: P
     st.lists(st.tuples(st.integers(1, 4), st.lists(st.binary(max_size=6), max_size=4), st.booleans()), max_size=12),
     st.integers(0, 4),
 )
-def test_every_session_above_the_epoch_is_sent_in_order_and_no_other(
+def test_every_session_above_the_epoch_is_sent_in_order(
     tmp_path_factory: pytest.TempPathFactory, sessions: list[tuple[int, list[bytes], bool]], above: int
 ) -> None:
     directory = tmp_path_factory.mktemp("master")
@@ -267,7 +269,7 @@ def test_files_missing_when_they_are_opened_are_found_again(tmp_path: Path, monk
     assert lacking(tmp_path, resume(0)) == [(2, [b"a"])]
 
 
-def test_search_ends_when_files_are_renamed_constantly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_ends_when_files_are_renamed_continually(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "pwal_0000", session(2, row(b"a", 2)))
     count = iter(range(100))
 
@@ -280,7 +282,9 @@ def test_search_ends_when_files_are_renamed_constantly(tmp_path: Path, monkeypat
 
 
 def test_session_that_begins_while_files_are_opened_is_not_sent(tmp_path: Path) -> None:
-    """In another thread, in a file of an earlier process: its first bytes may be in the file before it is aborted."""
+    """Another thread writes to the file of an earlier process: the first bytes may be in the file before they are
+    aborted.
+    """
     finished = session(2, row(b"a", 2))
     write(tmp_path, "pwal_0000", finished)
 
@@ -308,7 +312,7 @@ def test_session_that_ends_while_files_are_opened_is_sent_whole(tmp_path: Path) 
     assert (epoch, data) == (3, whole[9:-10])
 
 
-def test_open_file_outlives_its_name(tmp_path: Path) -> None:
+def test_open_file_stays_readable_after_its_name_is_removed(tmp_path: Path) -> None:
     write(tmp_path, "pwal_0000", session(2, row(b"a", 2)))
     files = opened(tmp_path)
     (tmp_path / "pwal_0000").unlink()
@@ -317,10 +321,10 @@ def test_open_file_outlives_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pwal_0000.compacted", "pwal_0000.compacted.prev"])
-def test_a_compacted_file_counts_that_no_catalog_lists(tmp_path: Path, name: str) -> None:
+def test_compacted_file_that_no_catalog_lists_counts(tmp_path: Path, name: str) -> None:
     write(tmp_path, name, session(0, row(b"old", 0), ends=False))
     write(tmp_path, "pwal_0000", session(11, row(b"new", 11)))
     files = opened(tmp_path)
-    assert files.horizon == BEGUN_WITH, "a replica with less may lack what only that file has"
+    assert files.horizon == BEGUN_WITH, "a replica below the horizon may lack data that only the compacted file has"
     files.close()
     assert lacking(tmp_path, Prepare(Action.SEED, 11)) == [(BEGUN_WITH, [b"old"]), (11, [b"new"])]

@@ -1,4 +1,4 @@
-"""One connection to a replica: messages in order, and the first error ends it, with its reason."""
+"""One connection to a replica: messages are in order, and the first error ends the connection, with its reason."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_missing_entries_end_the_conversation() -> None:
         assert "cannot read back session" in await reason(conversation)
 
 
-async def test_connection_refused() -> None:
+async def test_refused_connection_is_reported_as_a_lost_replica() -> None:
     replica = ScriptedReplica()
     await replica.listen()
     await replica.vanish()
@@ -123,7 +123,7 @@ async def test_connection_refused() -> None:
         (SessionBegin, b"\x77", "unknown message type 0x77"),
     ],
 )
-async def test_a_replica_that_does_not_want_us(kind: type, answer: bytes | None, expected: str) -> None:
+async def test_rejection_by_the_replica_ends_the_conversation(kind: type, answer: bytes | None, expected: str) -> None:
     async with scripted() as replica, talking(replica) as conversation:
         replica.answers.append(lambda message: answer if isinstance(message, kind) else b"?")
         with pytest.raises(ReplicaLost) as lost:
@@ -166,7 +166,7 @@ async def test_authentication_error_is_reported_as_such() -> None:
             await conversation.exchange(Prepare(Action.RESUME, 1))
 
 
-async def test_frames_are_answered() -> None:
+async def test_frame_is_answered_with_an_acknowledgement() -> None:
     async with scripted(is_ours=True) as replica, talking(replica) as conversation:
         await conversation.begin()
         assert await conversation.exchange(Prepare(Action.RESUME, 1)) == CommonAck()
@@ -191,7 +191,7 @@ async def test_lagging_replica_is_disconnected(monkeypatch: pytest.MonkeyPatch) 
         assert "1 MiB unacknowledged" in await reason(conversation)
 
 
-async def test_sessions_that_are_too_long_to_keep_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_too_long_to_keep_count_as_unacknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_session, "KEPT_MAX", 100_000)
     monkeypatch.setattr(module, "UNACKNOWLEDGED_MAX", 1 << 20)
     async with scripted() as replica, talking(replica) as conversation:
@@ -207,7 +207,7 @@ async def test_sessions_that_are_too_long_to_keep_count_too(monkeypatch: pytest.
 
 @pytest.mark.parametrize("size", [1, 1000, 100_000])
 async def test_backlog_counts_the_memory_of_sessions(size: int) -> None:
-    """For small sessions, that is many times their size on the wire."""
+    """Small sessions take many times their wire size in memory."""
     async with scripted() as replica, talking(replica) as conversation:
         replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
         channel = conversation.channel(0)
@@ -221,12 +221,12 @@ async def test_backlog_counts_the_memory_of_sessions(size: int) -> None:
             tracemalloc.stop()
 
 
-async def test_ipv6() -> None:
+async def test_conversation_works_over_ipv6() -> None:
     replica = ScriptedReplica()
     try:
         server = await asyncio.start_server(replica._serve, "::1", 0)
     except OSError:
-        pytest.skip("no IPv6 here")
+        pytest.skip("IPv6 is not available")
     port = server.sockets[0].getsockname()[1]
     conversation = Conversation(production(), ReplicaAddress(Endpoint.parse(f"tcp://[::1]:{port}")))
     assert await conversation.begin() == PLACEHOLDER_SECRET
@@ -234,7 +234,7 @@ async def test_ipv6() -> None:
     server.close()
 
 
-async def test_conversation_closes_silently_and_twice() -> None:
+async def test_conversation_can_be_closed_twice_without_errors() -> None:
     async with scripted() as replica, talking(replica) as conversation:
         await conversation.begin()
         await conversation.channel(0).opened

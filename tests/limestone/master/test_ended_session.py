@@ -1,5 +1,7 @@
-"""A session on the wire: in one message, in the original's messages, in parts, with blobs; a long one is never whole
-in memory."""
+"""A session on the wire: in one message, in the original's messages, in parts, with blobs.
+
+A long session is never entirely in memory.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def parsed(pieces: Iterable[bytes]) -> list[LogEntries]:
             assert isinstance(message, LogEntries)
             found.append(message)
     parser.feed(ACK)
-    assert parser.next_message() == CommonAck()  # no remains of earlier messages
+    assert parser.next_message() == CommonAck()  # no bytes of earlier messages remain
     return found
 
 
@@ -70,7 +72,7 @@ def test_first_part_begins_the_session_and_the_last_part_ends_it(tmp_path: Path)
     assert [message.flags for message in sent(form(tmp_path), *parts)] == [1, 0, 6]
 
 
-def test_the_original_has_a_message_for_every_call(tmp_path: Path) -> None:
+def test_compatible_session_has_one_message_per_call(tmp_path: Path) -> None:
     expected = [
         LogEntries(5, (), 1),
         LogEntries(5, (wire_entry(A),)),
@@ -82,7 +84,7 @@ def test_the_original_has_a_message_for_every_call(tmp_path: Path) -> None:
     assert sent(compatible, entries.encode(A), entries.encode(B)) == expected
 
 
-def test_its_asynchronous_close_ends_with_the_epoch_of_the_session_before(tmp_path: Path) -> None:
+def test_asynchronous_close_ends_with_the_epoch_of_the_previous_session(tmp_path: Path) -> None:
     stale = form(tmp_path, compatible=True, has_stale_end=True)
     found = sent(stale, entries.encode(A), before=3)
     assert found == [LogEntries(5, (), 1), LogEntries(5, (wire_entry(A),)), LogEntries(3, (), 6)]
@@ -90,7 +92,7 @@ def test_its_asynchronous_close_ends_with_the_epoch_of_the_session_before(tmp_pa
 
 
 @pytest.mark.parametrize("size", [11, BLOB_KEPT_MAX + 1])
-def test_blobs_are_sent_with_their_content_and_large_ones_in_turn(tmp_path: Path, size: int) -> None:
+def test_blobs_are_sent_with_their_content_and_large_ones_one_at_a_time(tmp_path: Path, size: int) -> None:
     content = bytes(size)
     write_blob(tmp_path, 7, content)
     session = EndedSession(form(tmp_path), 0, 5, lambda: [entries.encode(A) + entries.encode(WITH_BLOB)])
@@ -99,7 +101,7 @@ def test_blobs_are_sent_with_their_content_and_large_ones_in_turn(tmp_path: Path
     assert [message.entries for message in parsed(session.pieces())] == [(wire_entry(A),), (carried,)]
 
 
-def test_a_blob_that_was_collected_is_sent_as_empty_with_old_entries_only(tmp_path: Path) -> None:
+def test_collected_blob_of_an_old_session_is_sent_as_empty(tmp_path: Path) -> None:
     data = entries.encode(WITH_BLOB)
     (message,) = sent(form(tmp_path, is_old=True), data)
     assert message.entries[0].blobs == (Blob(7, b""),)
@@ -125,7 +127,7 @@ def test_long_session_is_read_again_for_each_replica(tmp_path: Path) -> None:
     assert len(asked) == 3
 
 
-def test_parts_that_cannot_be_had_any_more_are_an_error_of_ours(tmp_path: Path) -> None:
+def test_session_that_cannot_be_read_back_is_a_limestone_error(tmp_path: Path) -> None:
     part = entries.encode(put(1, b"k", bytes(KEPT_MAX), WriteVersion(5, 0)))
     asked = []
 

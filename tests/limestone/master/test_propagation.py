@@ -58,7 +58,7 @@ async def test_every_connection_carries_the_recorded_bytes(name: str) -> None:
         ]
 
 
-async def test_with_asynchronous_close_an_end_has_the_epoch_of_the_session_before() -> None:
+async def test_end_has_the_epoch_of_the_previous_session_with_asynchronous_close() -> None:
     async with scripted() as replica:
         await propagated(recorded.HERE / "basic" / "master-dir", replica, "async")
         for channel_id in (0, 1):
@@ -90,7 +90,7 @@ async def test_quorum_of_one_in_two_continues_with_either(tmp_path: Path) -> Non
             assert (status.live, status.degraded) == (1, False)
 
 
-async def test_slow_replica_is_not_waited_for_and_gets_an_epoch_with_its_sessions(tmp_path: Path) -> None:
+async def test_slow_replica_is_not_awaited_and_gets_each_epoch_with_its_sessions(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as quick, scripted(is_ours=True) as slow:
         master = Master(tmp_path, quick, slow, quorum=1)
         async with running(master):
@@ -109,7 +109,7 @@ async def test_slow_replica_is_not_waited_for_and_gets_an_epoch_with_its_session
             await eventually(lambda: slow.heard_of(GroupCommit) == [GroupCommit(1)])
 
 
-async def test_a_start_waits_for_no_more_than_the_quorum(tmp_path: Path) -> None:
+async def test_start_waits_only_for_the_quorum(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as quick, scripted(is_ours=True) as slow:
         slow.answers.append(lambda message: b"" if isinstance(message, Prepare) else b"?")
         master = Master(tmp_path, quick, slow, quorum=1)
@@ -118,7 +118,7 @@ async def test_a_start_waits_for_no_more_than_the_quorum(tmp_path: Path) -> None
             assert [replica.state for replica in master.propagation.status().replicas] == ["live", "connecting"]
 
 
-async def test_block_waits_until_the_replica_is_back(tmp_path: Path) -> None:
+async def test_policy_block_waits_until_the_replica_returns(tmp_path: Path) -> None:
     replica = ScriptedReplica(is_ours=True)
     await replica.listen()
     await replica.vanish()
@@ -161,7 +161,7 @@ async def test_unreachable_replica_is_reported_once(
     await replica.vanish()
 
 
-async def test_lost_replica_covered_by_others_is_reported_as_such(
+async def test_lost_replica_is_reported_as_covered_when_the_quorum_holds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
@@ -174,7 +174,7 @@ async def test_lost_replica_covered_by_others_is_reported_as_such(
         await eventually(lambda: "is available without it" in caplog.text)
 
 
-async def test_degrade_continues_and_reports(tmp_path: Path) -> None:
+async def test_policy_degrade_continues_and_reports(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica, on_lost="degrade")) as master:
         await master.put(1, b"a")
         await replica.vanish()
@@ -186,7 +186,7 @@ async def test_degrade_continues_and_reports(tmp_path: Path) -> None:
         assert str(replica.endpoint) in str(status.replicas[0].error)
 
 
-async def test_fail_raises(tmp_path: Path) -> None:
+async def test_policy_fail_raises(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica, on_lost="fail")) as master:
         await master.put(1, b"a")
         await replica.vanish()
@@ -197,7 +197,7 @@ async def test_fail_raises(tmp_path: Path) -> None:
             await master.commit(2)
 
 
-async def test_fail_raises_for_waiters_when_the_replica_is_lost(tmp_path: Path) -> None:
+async def test_policy_fail_raises_for_waiters_when_the_replica_is_lost(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica, on_lost="fail")) as master:
         await eventually(lambda: master.state == "live")
         replica.answers.append(lambda message: None if isinstance(message, LogEntries) else b"?")
@@ -214,7 +214,7 @@ async def test_store_does_not_start_without_a_reachable_replica(tmp_path: Path, 
                 pass
 
 
-async def test_in_the_originals_order_a_channel_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+async def test_compatible_master_raises_when_a_log_channel_cannot_be_opened(tmp_path: Path) -> None:
     settings = Settings(str(tmp_path), (Endpoint("127.0.0.1", 1),), compatible=True)
     propagation = Propagation(production(), settings, Files(tmp_path))
     with pytest.raises(QuorumLost, match="cannot open log channel 0"):
@@ -222,7 +222,7 @@ async def test_in_the_originals_order_a_channel_that_cannot_be_opened_is_an_erro
     await propagation.close()
 
 
-async def test_a_compatible_replica_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
+async def test_lost_compatible_replica_is_not_awaited(tmp_path: Path) -> None:
     async with scripted() as replica, running(Master(tmp_path, replica, compatible=True)) as master:
         await master.put(1, b"a")
         await replica.vanish()
@@ -266,7 +266,7 @@ async def test_waiters_fail_when_the_store_is_closed(tmp_path: Path) -> None:
             await ending
 
 
-async def test_a_channel_more_while_running(tmp_path: Path) -> None:
+async def test_channel_can_be_opened_while_running(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica)) as master:
         await master.propagation.open_channel(1)
         await master.put(1, b"a", 1)

@@ -1,4 +1,7 @@
-"""The link to one replica: resumed, seeded, lost and reconnected; an original one once; none without the secret."""
+"""The link to one replica: resume, seed, loss and reconnection.
+
+A replica of the original is accepted once; without the shared secret, no replica is accepted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ SECRET = "open sesame"
 
 
 class Files:
-    """A store that consists of its files: `append` is what a channel does before it notifies others."""
+    """A store that consists only of its files: `append` does what a channel does before it notifies others."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory)
@@ -98,7 +101,7 @@ def keys_heard(replica: ScriptedReplica, channel_id: int | None = None) -> list[
     ]
 
 
-async def test_a_replica_of_ours_is_opened_by_its_control_channel_and_prepared(tmp_path: Path) -> None:
+async def test_replica_of_ours_is_prepared_on_its_control_channel_before_log_channels_open(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica), channels=2) as master:
         await eventually(lambda: master.state == "live")
         assert [type(message) for message in replica.connections[0].messages] == [SessionBegin, Hello, Prepare]
@@ -120,7 +123,7 @@ async def test_former_replica_resumes_after_its_durable_epoch(tmp_path: Path) ->
             assert master.state == "live"
 
 
-async def test_one_that_has_not_is_seeded_while_sessions_go_on(tmp_path: Path) -> None:
+async def test_replica_without_history_is_seeded_while_sessions_continue(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         replica.follows, replica.durable_epoch = None, 0
         master = Master(tmp_path, replica)
@@ -140,10 +143,10 @@ async def test_one_that_has_not_is_seeded_while_sessions_go_on(tmp_path: Path) -
     ("value_size", "count", "in_flight_max"),
     [(10, 12, 8), ((4 << 20) - 1000, 12, 2), ((4 << 20) + 1000, 12, 5), (11 << 20, 5, 2), (30 << 20, 3, 1)],
 )
-async def test_catch_up_waits_for_a_slow_replica_when_enough_memory_is_in_flight(
+async def test_catch_up_waits_for_a_slow_replica_when_too_much_memory_is_in_flight(
     tmp_path: Path, value_size: int, count: int, in_flight_max: int
 ) -> None:
-    """Otherwise the backlog of the catch-up itself would end this connection and every later one."""
+    """Otherwise the backlog of the catch-up would end this connection and every later one."""
     async with scripted(is_ours=True) as replica:
         replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
         master = Master(tmp_path, replica, on_lost="degrade")
@@ -222,7 +225,7 @@ async def test_replica_one_epoch_ahead_is_reset(tmp_path: Path) -> None:
             assert keys_heard(replica) == []
 
 
-async def test_a_real_replica_is_taken_as_it_is_and_not_again(tmp_path: Path) -> None:
+async def test_original_replica_is_accepted_once_and_not_after_a_loss(tmp_path: Path) -> None:
     async with scripted() as replica:
         master = Master(tmp_path, replica, on_lost="degrade")
         async with running(master, channels=2, last_epoch=5):
@@ -239,7 +242,7 @@ async def test_a_real_replica_is_taken_as_it_is_and_not_again(tmp_path: Path) ->
             assert replica.connections == []
 
 
-async def test_a_real_replica_that_is_late_and_has_missed_something_is_not_taken(tmp_path: Path) -> None:
+async def test_late_original_replica_that_missed_sessions_is_rejected(tmp_path: Path) -> None:
     replica = ScriptedReplica()
     await replica.listen()
     await replica.vanish()
@@ -253,7 +256,7 @@ async def test_a_real_replica_that_is_late_and_has_missed_something_is_not_taken
     await replica.vanish()
 
 
-async def test_a_real_replica_that_is_late_and_has_missed_nothing_is(tmp_path: Path) -> None:
+async def test_late_original_replica_that_missed_nothing_is_accepted(tmp_path: Path) -> None:
     replica = ScriptedReplica()
     await replica.listen()
     await replica.vanish()
@@ -266,7 +269,7 @@ async def test_a_real_replica_that_is_late_and_has_missed_nothing_is(tmp_path: P
     await replica.vanish()
 
 
-async def test_a_real_replica_that_is_late_records_the_epoch_that_it_gets(tmp_path: Path) -> None:
+async def test_late_original_replica_records_the_current_epoch(tmp_path: Path) -> None:
     replica = ScriptedReplica()
     await replica.listen()
     await replica.vanish()
@@ -298,7 +301,7 @@ async def test_unexpected_error_is_reported_and_the_replica_reconnected(
         assert told == [f"link to replica {replica.endpoint} failed"]
 
 
-async def test_one_that_cannot_be_set_back_is_seeded(tmp_path: Path) -> None:
+async def test_replica_that_cannot_be_reset_is_seeded(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         replica.follows, replica.durable_epoch = MASTER, 1
         refusal = messages.encode(Error(201, "seed this replica again"))
@@ -346,7 +349,7 @@ async def test_replica_with_another_secret_is_reported_at_the_start(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", [LogEntries, GroupCommit])
-async def test_one_that_is_silent_for_long_is_let_go(
+async def test_silent_replica_is_disconnected_after_a_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
     monkeypatch.setattr(replica_link, "WATCH_SECONDS", 0.02)

@@ -1,4 +1,4 @@
-"""A connection before its first valid message: little is trusted, and little is kept."""
+"""A connection before its first valid message: input is not trusted, and little of it is buffered."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def opened(data: bytes, size: int = 1 << 20) -> object:
 
 
 @pytest.mark.parametrize("message", [SessionBegin(2, b"id", 7), LogChannelCreate(9, b"s" * 32)])
-async def test_an_opener_and_what_is_behind_it(message: SessionBegin | LogChannelCreate) -> None:
+async def test_opener_is_returned_with_the_bytes_after_it(message: SessionBegin | LogChannelCreate) -> None:
     assert await opened(encode(message) + b"behind") == (message, b"behind")
     connection = ReplicaConnection(FakeClient())
     for byte in encode(message):
@@ -59,14 +59,14 @@ async def test_disconnected_peer_opens_no_conversation() -> None:
 
 
 @pytest.mark.parametrize("kind", [0x03, 0x04, 0x11, 0x20, 0x21, 0x22, 0x30, 0x31])
-async def test_another_message_is_rejected_by_its_first_byte(kind: int) -> None:
+async def test_unexpected_message_is_rejected_at_its_first_byte(kind: int) -> None:
     with pytest.raises(Refusal, match="Unexpected message type") as caught:
         await opened(bytes([kind]))
     assert caught.value.code == 1
 
 
 @pytest.mark.parametrize("data", [b"\x00", b"\x02", b"\x40", b"\xff", b"\x10\x01" + bytes(8) + b"\x00\x01\x00\x00"])
-async def test_no_message_at_all_or_a_long_one(data: bytes) -> None:
+async def test_invalid_or_oversized_opener_is_rejected(data: bytes) -> None:
     with pytest.raises(BadMessage):
         await opened(data)
 
@@ -83,7 +83,7 @@ async def test_fast_peer_is_throttled() -> None:
     assert client.calls == ["pause", "resume"]
 
 
-async def test_peer_that_reads_no_answers_is_not_read() -> None:
+async def test_peer_that_reads_no_answers_is_paused() -> None:
     client = FakeClient()
     connection = ReplicaConnection(client)
     connection.congested()
@@ -91,7 +91,7 @@ async def test_peer_that_reads_no_answers_is_not_read() -> None:
     assert client.calls == ["pause", "resume"]
 
 
-async def test_rejected_peer_gets_the_reason_and_may_finish_its_message() -> None:
+async def test_rejected_peer_gets_the_reason_and_can_finish_its_message() -> None:
     client = FakeClient()
     connection = ReplicaConnection(client)
     refusing = asyncio.get_running_loop().create_task(connection.refuse(Refusal(13, "no")))
@@ -105,10 +105,10 @@ async def test_rejected_peer_gets_the_reason_and_may_finish_its_message() -> Non
     await refusing
 
 
-async def test_rejected_peer_that_stays_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rejected_peer_that_stays_connected_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.limestone.replica.connection.LINGER_SECONDS", 0.01)
     await ReplicaConnection(FakeClient()).refuse(Refusal(13, "no"))
 
 
-def test_a_token_fits_an_opener() -> None:
+def test_opener_with_a_token_is_within_the_size_limit() -> None:
     assert len(encode(LogChannelCreate(9, bytes(32)))) < OPENER_SIZE_MAX

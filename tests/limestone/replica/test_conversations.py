@@ -128,7 +128,7 @@ async def test_bad_input_harms_no_other_connection(name: str, tmp_path: Path) ->
         assert await act(replica) == code
         await log.acknowledged(session(2, row("b", "2", 2)))
         await master.begin()
-        if name == "a second begin":  # of epoch 2: the interrupted one is missing there
+        if name == "a second begin":  # of epoch 2, which lacks the interrupted session
             await master.commit(1)
             assert await master.control.refused(GroupCommit(2)) == 201
         else:
@@ -151,7 +151,7 @@ async def test_valid_control_channel_is_accepted_after_an_invalid_one(name: str,
     assert rows(tmp_path) == [(b"a", b"1")]
 
 
-async def test_second_end_after_a_good_session(tmp_path: Path) -> None:
+async def test_second_end_of_a_session_is_rejected(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         log = await master_of(replica).open(0)
         log.send(session(1, ONE), session(1, flags=6))
@@ -162,7 +162,7 @@ async def test_second_end_after_a_good_session(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compatible", [False, True])
 async def test_repeated_session_begin_is_ignored_and_rdma_rejected(tmp_path: Path, compatible: bool) -> None:
-    """With the original's codes and texts."""
+    """The codes and texts are the original's."""
     async with running(tmp_path, compatible=compatible) as replica:
         master = master_of(replica)
         await master.begin()
@@ -175,7 +175,7 @@ async def test_repeated_session_begin_is_ignored_and_rdma_rejected(tmp_path: Pat
         await log.acknowledged(session(2, ONE))
 
 
-async def test_an_epoch_that_lost_a_session_is_never_recorded(tmp_path: Path) -> None:
+async def test_epoch_that_lost_a_session_is_never_recorded(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         master = master_of(replica)
         await master.begin()

@@ -49,7 +49,7 @@ async def test_new_directory_equals_that_of_the_original(tmp_path: Path) -> None
     await (await opened(tmp_path / "new")).close()
 
 
-async def test_all_that_is_withdrawn_of_a_file_is_synced_at_once(
+async def test_withdrawn_sessions_of_a_file_are_marked_with_one_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = await opened(tmp_path)
@@ -100,7 +100,7 @@ def spill_unfinished_session(directory: ReplicaDirectory, number: int, epoch: in
     channel.flush(False)
 
 
-async def test_hide_unfinished_syncs_several_channels_at_once_and_not_all(
+async def test_hide_unfinished_syncs_a_limited_number_of_channels_concurrently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = await opened(tmp_path)
@@ -181,7 +181,7 @@ async def test_compacted_epochs_cannot_be_reset(tmp_path: Path) -> None:
 
 
 async def test_blob_of_a_replaced_row_exists_after_a_reset(tmp_path: Path) -> None:
-    """A start deletes blobs, but not those that a log file still names, because their entries may count again."""
+    """A start deletes unreferenced blobs, but not those that a log file still names: their entries may count again."""
     directory = await opened(tmp_path)
     named = put(1, b"k", b"v", WriteVersion(1, 1), (7,))
     await directory.store([Blob(7, b"content"), Blob(6, b"named by nobody")])
@@ -202,7 +202,7 @@ async def test_blob_of_a_replaced_row_exists_after_a_reset(tmp_path: Path) -> No
     assert [data for name, data in content(tmp_path).items() if name.endswith(".blob")] == [b"content"]
 
 
-async def test_blobs_are_replaced_whole(tmp_path: Path) -> None:
+async def test_blob_is_replaced_atomically(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     await directory.store([Blob(101, b"one"), Blob(1, b"two")])
     await directory.store([Blob(101, b"three")])
@@ -233,11 +233,11 @@ async def test_unexplained_files_are_not_changed(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match="pwal_0000"):
         await opened(tmp_path)
     assert (tmp_path / "pwal_0000").read_bytes() == data[:20]
-    with pytest.raises(DamagedFile, match="pwal_0000"):  # and the lock was released
+    with pytest.raises(DamagedFile, match="pwal_0000"):  # the lock was released
         await opened(tmp_path)
 
 
-async def test_whoever_follows_at_the_same_time_is_written_once_more(tmp_path: Path) -> None:
+async def test_concurrent_calls_of_follow_leave_the_last_master(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     await asyncio.gather(*(directory.follow(MASTER) for _ in range(5)))
     await asyncio.gather(*(directory.follow(None) for _ in range(5)))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from flowstone.limestone.replica.epoch_commits import EpochCommits
 
 
-def test_new_master_has_nothing_pending() -> None:
+def test_new_master_has_no_pending_epochs() -> None:
     commits = EpochCommits()
     assert commits.is_idle
     assert not commits.is_syncing(5)
     assert not commits.has_lost(5)
 
 
-def test_open_session_is_not_waited_for() -> None:
+def test_open_session_is_not_awaited() -> None:
     commits = EpochCommits()
     commits.begun(0, 3)
     assert not commits.is_idle

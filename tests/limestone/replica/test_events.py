@@ -1,4 +1,4 @@
-"""Events of a replica: a sentence for people, an object for programs."""
+"""Events of a replica: each has a sentence for users and an object for programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = (
     "listening connected identified disconnected resumed seeding seeded restored withdrawn refused refused compacted "
     "failed stopped"
 ).split()
-"""Kinds in JSON: programs rely on them, whatever the names of the classes."""
+"""Kinds in JSON: programs rely on them, independently of the names of the classes."""
 
 
 @pytest.mark.parametrize(("event", "kind"), list(zip(EVERY, KINDS, strict=True)), ids=KINDS)
@@ -43,7 +43,7 @@ def test_event_is_a_sentence_and_an_object_with_its_kind(event: events.Event, ki
             assert str(value) in sentence
 
 
-def test_every_event_is_among_them() -> None:
+def test_every_event_is_tested() -> None:
     assert {type(event) for event in EVERY} == set(events.Event.__subclasses__())
 
 

@@ -49,7 +49,7 @@ def test_sessions_stay_in_memory_until_flushed() -> None:
     assert markers(read(disk)) == [(2, 3), (3, 3), (2, 4), (3, 4)]
 
 
-def test_compatible_markers_say_epoch_0() -> None:
+def test_compatible_markers_have_epoch_0() -> None:
     _, disk = fresh()
     channel = ReplicaChannel(disk, DIRECTORY, NAME, compatible=True)
     write_session(channel, 3, durable_epoch=9)
@@ -136,7 +136,7 @@ DURABLE = 5
 
 
 def counted(data: bytes, durable_epoch: int) -> list[bytes]:
-    """Return the keys that count by the original's rules: its repair, which rotates the file, then its startup."""
+    """Return the keys that count by the original's rules: a repair, which rotates the file, then a startup."""
     repaired = bytearray(data)
     scan = LogScan(tokens(data), durable_epoch, REPAIR)
     list(scan)

@@ -1,4 +1,4 @@
-"""The replica's view of a master: when it is over, so that another one may connect."""
+"""A replica's view of a master, and the condition under which another master may connect."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flowstone.limestone.replica.master import Master
 from tests.limestone.replica.test_connection import FakeClient
 
 
-async def test_is_over_with_its_control_channel_or_its_last_connection() -> None:
+async def test_master_is_over_after_losing_its_control_channel_or_all_connections() -> None:
     control, log = ReplicaConnection(FakeClient()), ReplicaConnection(FakeClient())
     master = Master("10.0.0.1:5")
     assert master.is_over

@@ -30,7 +30,7 @@ def test_share_shrinks_with_the_connections() -> None:
     assert count * memory.share(replica_memory.BUFFERED_TOTAL, 1 << 20) <= replica_memory.BUFFERED_TOTAL
 
 
-async def test_open_sessions_of_many_channels_go_to_their_files(
+async def test_open_sessions_of_many_channels_are_spilled_to_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = CHANNELS * SHARE_MIN
@@ -54,7 +54,7 @@ async def test_open_sessions_of_many_channels_go_to_their_files(
 
 
 async def test_large_messages_of_many_channels_take_turns(tmp_path: Path) -> None:
-    """More channels are in the middle of a large message than there are slots; all of them finish."""
+    """More channels are receiving a large message than there are slots; all of them finish."""
     count = LARGE_MESSAGES_MAX + 8
     async with running(tmp_path) as replica:
         master = master_of(replica)

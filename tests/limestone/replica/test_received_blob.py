@@ -1,4 +1,4 @@
-"""A blob that arrives in pieces is durable before it gets its name, and deleted if it never gets one."""
+"""A blob that arrives in pieces: it is durable before it gets its name, and deleted if it never gets one."""
 
 from __future__ import annotations
 

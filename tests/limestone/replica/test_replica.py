@@ -1,4 +1,6 @@
-"""A running replica gives recorded masters the recorded answers, bad ones an error, and never loses durable data."""
+"""A running replica: recorded masters get the recorded answers, invalid ones an error, and durable data is
+never lost.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def prepared(name: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-async def test_compatible_gives_the_recorded_answers_and_the_recorded_files(name: str, tmp_path: Path) -> None:
+async def test_compatible_replica_gives_the_recorded_answers_and_files(name: str, tmp_path: Path) -> None:
     prepared(name, tmp_path / "data")
     async with running(tmp_path / "data", compatible=True) as replica:
         await replay(CONNECTORS[replica], replica.endpoint, name)
@@ -65,8 +67,8 @@ async def test_compatible_gives_the_recorded_answers_and_the_recorded_files(name
 
 
 @pytest.mark.parametrize("name", RECORDED)
-async def test_recorded_bytes_at_once_give_the_recorded_files(name: str, tmp_path: Path) -> None:
-    """All bytes of each connection in one send, log channels first: pipelining is legal."""
+async def test_recorded_bytes_sent_at_once_give_the_recorded_files(name: str, tmp_path: Path) -> None:
+    """Each connection sends all its bytes at once, log channels first: pipelining is legal."""
     prepared(name, tmp_path / "data")
     wire = recorded.HERE / name / "wire"
     async with running(tmp_path / "data", compatible=True) as replica:
@@ -79,7 +81,7 @@ async def test_recorded_bytes_at_once_give_the_recorded_files(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", RECORDED)
-async def test_the_markers_of_the_default_are_those_of_the_master(name: str, tmp_path: Path) -> None:
+async def test_default_markers_equal_those_of_the_master(name: str, tmp_path: Path) -> None:
     prepared(name, tmp_path / "data")
     before = {path.name: path.stat().st_size for path in (tmp_path / "data").glob("pwal_*")}
     async with running(tmp_path / "data") as replica:
@@ -104,7 +106,7 @@ async def test_the_markers_of_the_default_are_those_of_the_master(name: str, tmp
 
 
 async def test_group_commit_before_the_end_of_its_session_is_recorded_at_once(tmp_path: Path) -> None:
-    """As a real master sends it in its default order."""
+    """The original sends these messages in its default order."""
     async with running(tmp_path) as replica:
         master = master_of(replica)
         log = await master.open(0)
@@ -132,7 +134,7 @@ async def test_session_of_a_durable_epoch_counts_when_ended(tmp_path: Path) -> N
         assert rows(tmp_path) == [(b"k", b"v")]
 
 
-async def test_the_end_message_of_asynchronous_masters_has_a_stale_epoch(tmp_path: Path) -> None:
+async def test_stale_epoch_in_an_asynchronous_end_message_is_ignored(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         log = await master_of(replica).open(0)
         log.send(session(7, row("k", "v", 7), flags=1))
@@ -141,7 +143,7 @@ async def test_the_end_message_of_asynchronous_masters_has_a_stale_epoch(tmp_pat
 
 
 async def test_unusual_entries_are_handled_as_by_the_original(tmp_path: Path) -> None:
-    """Blobs of a plain put are stored, an empty list makes a plain put, unknown types are skipped."""
+    """Blobs of a plain put are stored, an empty list makes a plain put, and unknown types are skipped."""
     version = WriteVersion(1, 1)
     odd = (
         WireEntry(1, 1, b"a", b"1", version, (Blob(7, b"stored"),)),
@@ -220,7 +222,7 @@ async def test_master_with_a_closed_control_channel_is_replaced_by_the_next(tmp_
 
 
 async def test_restart_appends_after_a_torn_file(tmp_path: Path) -> None:
-    """The original does not notice the torn end, and loses new data in it."""
+    """The original does not notice the torn end, and loses new data after it."""
     async with running(tmp_path) as replica:
         master = master_of(replica)
         await master.begin()
@@ -242,7 +244,7 @@ def session_bytes(epoch: int) -> bytes:
 
 
 @pytest.mark.parametrize("compatible", [False, True])
-async def test_the_torn_directory_of_a_killed_original_is_taken_over(compatible: bool, tmp_path: Path) -> None:
+async def test_torn_directory_of_a_killed_original_is_reused(compatible: bool, tmp_path: Path) -> None:
     shutil.copytree(recorded.HERE / "replica_crash/crash.dir.asleft", tmp_path / "data")
     before = len(decode_whole_sessions(tmp_path / "data/pwal_0000"))
     async with running(tmp_path / "data", compatible=compatible) as replica:
@@ -297,7 +299,7 @@ async def test_pending_authentication_blocks_no_other_peer(tmp_path: Path) -> No
         await master.prepare(Action.RESUME, 0)
         again = master_of(replica)
         await again.begin()
-        await again.hello(secret="s3cret")  # the same instance: the old connection is dead
+        await again.hello(secret="s3cret")  # the master reconnects, so the old connection is dead
         assert await master.control.receive() is None
         await again.prepare(Action.RESUME, 0)
 
@@ -328,7 +330,7 @@ async def test_hello_reports_the_position_and_the_followed_master(tmp_path: Path
         await master.close()
     async with running(tmp_path) as replica:
         assert replica.status().follows == MASTER
-        original = master_of(replica)  # which does not identify itself
+        original = master_of(replica)  # this master does not identify itself
         await original.begin()
         await (await original.open(0)).acknowledged(session(3, row("o", "o", 3)))
         assert replica.status().follows is None
@@ -360,7 +362,7 @@ async def seeding_by(replica: Replica, instance: str, *formerly: str) -> Master:
     return master
 
 
-async def test_a_master_of_another_database_does_not_replace_the_data(tmp_path: Path) -> None:
+async def test_master_of_another_database_does_not_replace_the_data(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         await (await filled(replica, 1, 2)).close()
         master = await seeding_by(replica, STRANGER)
@@ -372,13 +374,13 @@ async def test_a_master_of_another_database_does_not_replace_the_data(tmp_path: 
         assert "--reseed" in answer.message
         await until(lambda: replica.status().master is None)
         assert content(tmp_path) == before
-        await (await filled(replica, 3)).close()  # the owner continues
+        await (await filled(replica, 3)).close()  # the owner of the data can continue
         await until(lambda: replica.status().master is None)
         original = master_of(replica)
         await original.begin()
         await (await original.open(0)).acknowledged(session(4, row("o", "o", 4)))
         await original.close()
-        # Now its owner is unknown.
+        # Clear the owner, so that it is unknown.
         again = await seeding_by(replica, MASTER)
         assert await again.control.refused(extensions.encode(Prepare(Action.SEED, 9))) == 201
 
@@ -393,13 +395,13 @@ async def test_master_with_its_former_identity_replaces_its_former_data(tmp_path
         assert replica.status().follows == STRANGER
 
 
-async def test_reseed_names_one_master_and_seeded_is_reported_once(tmp_path: Path) -> None:
+async def test_reseed_accepts_one_master_and_reports_seeded_once(tmp_path: Path) -> None:
     told: list[Event] = []
     async with running(tmp_path, reseed=True, told=told) as replica:
         await (await filled(replica, 1, 2)).close()
         master = await seeding_by(replica, STRANGER)
         await master.prepare(Action.SEED, 9)
-        await master.close()  # before anything became durable
+        await master.close()  # a reconnection before any epoch became durable
         master = await seeding_by(replica, STRANGER)
         await master.prepare(Action.SEED, 9)
         await (await master.open(9999)).acknowledged(session(9, row("seeded", "", 9)))
@@ -431,7 +433,7 @@ async def test_durable_seed_replaces_all_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_old_data_is_back_if_a_seed_never_became_durable(restarts: bool, tmp_path: Path) -> None:
+async def test_old_data_is_restored_if_a_seed_never_became_durable(restarts: bool, tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         await (await filled(replica, 1, 2)).close()
         await until(lambda: replica.status().master is None)
@@ -451,8 +453,8 @@ async def test_old_data_is_back_if_a_seed_never_became_durable(restarts: bool, t
         assert replica.status().durable_epoch == 2
 
 
-async def test_blobs_that_only_compacted_sessions_named_go_at_the_next_start(tmp_path: Path) -> None:
-    """Not before: a master may set the replica back to uncompacted data."""
+async def test_blobs_named_only_by_compacted_sessions_are_deleted_at_the_next_start(tmp_path: Path) -> None:
+    """They are kept until then because a master may set the replica back to uncompacted data."""
     async with running(tmp_path) as replica:
         master = master_of(replica)
         await master.begin()
@@ -471,14 +473,14 @@ async def test_blobs_that_only_compacted_sessions_named_go_at_the_next_start(tmp
 # --- compaction ---
 
 
-async def test_compacts_while_a_master_writes(tmp_path: Path) -> None:
+async def test_replica_compacts_while_a_master_writes(tmp_path: Path) -> None:
     told: list[Event] = []
     async with running(tmp_path, told=told) as replica:
         master = await filled(replica, 1, 2, 3)
         log = master.channels[0]
         other = await master.open(1)
         await other.acknowledged(blob_session(4, "b", Blob(1, b"old")))
-        log.send(session(4, row("k1", "new", 4), flags=1))  # open during the rotation
+        log.send(session(4, row("k1", "new", 4), flags=1))  # this session is open during the rotation
         await until(lambda: replica.directory.channel(0).session is not None)
         compacting = asyncio.get_running_loop().create_task(replica.compact())
         await log.acknowledged(session(4, flags=6))
@@ -486,7 +488,7 @@ async def test_compacts_while_a_master_writes(tmp_path: Path) -> None:
         await other.acknowledged(blob_session(5, "b", Blob(2, b"new")))
         await master.commit(5)
         assert {"pwal_0000.compacted", "pwal_0001"} <= set(content(tmp_path))
-        # no blob is deleted while it runs
+        # no blob is deleted while the replica runs
         assert blob_files(tmp_path) == ["0000000000000001.blob", "0000000000000002.blob"]
         assert rows(tmp_path) == [(b"b", b""), (b"k1", b"new"), (b"k2", b"v"), (b"k3", b"v")]
         (tmp_path / "ctrl").mkdir()
@@ -508,7 +510,7 @@ async def test_undurable_session_is_withdrawn_after_a_compaction(tmp_path: Path)
         assert rows(tmp_path) == [(b"k1", b"v"), (b"k3", b"v")]
 
 
-async def test_compacted_epochs_cannot_be_withdrawn_and_need_a_seed(tmp_path: Path) -> None:
+async def test_compacted_epochs_cannot_be_withdrawn_and_require_a_seed(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         master = await filled(replica, 1, 2)
         await replica.compact()
@@ -562,7 +564,7 @@ async def test_masters_wait_during_the_directory_scan_and_are_rejected_if_it_fai
     await connector.close()
 
 
-async def test_own_master_is_told_that_its_message_is_too_long(tmp_path: Path) -> None:
+async def test_master_gets_an_error_for_an_oversized_message(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         master = await filled(replica, 1)
         log = master.channels[0]
@@ -573,7 +575,7 @@ async def test_own_master_is_told_that_its_message_is_too_long(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("secret", [None, "s"])
-async def test_idle_connections_keep_no_master_out(
+async def test_idle_connections_do_not_keep_masters_from_connecting(
     tmp_path: Path, secret: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_module, "UNOPENED_MAX", 5)

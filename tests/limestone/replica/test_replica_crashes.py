@@ -1,8 +1,8 @@
-"""A replica that dies at any write, sync or send: its directory has its durable epochs, for the original, too.
+"""A replica that dies at any write, sync or send: its directory keeps its durable epochs, also by the original's rules.
 
 A master writes sessions on two channels, in the original's order (log channels first) or in ours (HELLO, resume, seed).
 The replica's machine loses power in the middle of each of its operations, with any loss of unsynced data. Then the
-directory is read by the original's rules, after a repair like its tool's, and a new replica continues with it.
+directory is read by the original's rules, after a repair like that of its tool, and a new replica continues with it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OnDone:
         self.committed = 0
         self.asked = 0
         self.old_keys: Keys | None = None
-        """Set once another master's data replaces these."""
+        """The keys before the seed. Set when another master's data replaces them."""
 
         self.wish_for_compaction: Callable[[], Coroutine[Any, Any, None]]
 
@@ -91,7 +91,7 @@ async def of_the_original(master: Master, told: OnDone, rng: random.Random) -> N
 
 
 async def that_resumes(master: Master, told: OnDone, rng: random.Random) -> None:
-    """The replica is ahead: sessions after epoch 2 were never durable at the master."""
+    """Resume a replica that is ahead: its sessions after epoch 2 were never durable at the master."""
     await of_ours(master, 0)
     await write_epochs(master, told, iter(range(1, 4)), rng)
     await master.close()
@@ -112,7 +112,7 @@ async def that_seeds(master: Master, told: OnDone, rng: random.Random) -> None:
 
 
 async def that_compacts(master: Master, told: OnDone, rng: random.Random) -> None:
-    """While a session is open, whose end must be waited for."""
+    """Compact while a session is open, whose end the compaction must await."""
     await of_ours(master, 0)
     await write_epochs(master, told, iter(range(1, 4)), rng)
     await told.wish_for_compaction()
@@ -122,7 +122,7 @@ async def that_compacts(master: Master, told: OnDone, rng: random.Random) -> Non
 
 
 async def of_ours(master: Master, epoch: int, action: Action = Action.RESUME) -> None:
-    while True:  # until the replica has seen that the old control channel is closed
+    while True:  # until the replica has noticed that the old control channel is closed
         try:
             await master.begin()
             break
@@ -141,7 +141,7 @@ Scenario = Callable[[Master, OnDone, random.Random], Coroutine[Any, Any, None]]
 def by_the_originals_rules(disk: Disk, durable_epoch: int) -> Keys:
     """Return the rows after the original's repair, which rotates active files, and its startup.
 
-    Compacted rows are present twice for a moment.
+    During this, compacted rows are present twice.
     """
     listed = original.listed(disk, PATH)
     compacted = files.read_whole(disk, f"{PATH}/{names.COMPACTED}") or b""
@@ -170,7 +170,7 @@ def tokens(data: bytes) -> list[Any]:
 def check(disk: Disk, told: OnDone, *, is_settled: bool) -> int:
     durable = epoch_file.read(disk, PATH).durable
     if told.old_keys is not None and told.committed == 0:
-        # New data is not known to be durable: only the next start shows which of the two is present.
+        # The new data may not be durable: only the next start shows whether the old or the new data is present.
         if is_settled:
             assert by_the_originals_rules(disk, durable) == (told.keys(durable) if durable > 2 else told.old_keys)
         return durable
@@ -181,7 +181,7 @@ def check(disk: Disk, told: OnDone, *, is_settled: bool) -> int:
 
 @pytest.mark.parametrize("scenario", [of_the_original, that_resumes, that_seeds, that_compacts])
 @pytest.mark.parametrize("loss", [Loss.ANY, Loss.NOTHING])
-def test_a_crash_at_any_moment(scenario: Scenario, loss: Loss) -> None:
+def test_crash_at_any_moment_keeps_durable_epochs(scenario: Scenario, loss: Loss) -> None:
     for seed in range(5 if FULL else 1):
         operations, is_over = 0, False
         while not is_over:
@@ -211,7 +211,7 @@ async def crash(stage: Simulation, scenario: Scenario, operations: int, loss: Lo
         await scenario(master, told, rng)
         is_over = True
     except (AssertionError, OSError, TimeoutError, AttributeError):
-        assert not stage.is_running("replica"), "the replica runs, but its answer is wrong"
+        assert not stage.is_running("replica"), "the replica gave a wrong answer without a crash"
     if stage.is_running("replica"):
         stage.crash("replica", loss)
     disk = stage.look("replica")
@@ -237,7 +237,7 @@ async def of_the_original_once(master: Master, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("operation", ["append", "sync", "create", "sync_directory", "rename"])
-def test_failing_disk_ends_the_connection_and_loses_nothing_durable(operation: str) -> None:
+def test_failing_disk_ends_the_connection_and_keeps_durable_data(operation: str) -> None:
     stage = Simulation(operation)
     stage.run(lambda _: fail(stage, operation))
 
@@ -253,12 +253,12 @@ async def fail(stage: Simulation, operation: str) -> None:
     broken = stage._machines["replica"].storage.broken
     broken.add(operation)
     blob = LogEntries(2, (wire_entry(put(1, b"b", b"", WriteVersion(2, 0), (7,)), (Blob(7, b"content"),)),), 7)
-    answer = await other.ask(blob)  # which needs a directory, a file and its name, and another file
+    answer = await other.ask(blob)  # storing a blob uses each of these operations
     assert isinstance(answer, Error)
     assert answer.code == WireExtensionError.REFUSED
     broken.clear()
     await log.acknowledged(session(2, row("k2", "v", 2)))
-    refused = await master.control.ask(GroupCommit(2))  # of which a session is lost
+    refused = await master.control.ask(GroupCommit(2))  # this epoch lost a session
     assert isinstance(refused, Error)
     await master.close()
     again = Master(stage._outside.network, ENDPOINT)

@@ -83,7 +83,7 @@ async def test_rotated_backup_lists_only_final_files(directory: Path) -> None:
     assert not opened
 
 
-async def test_without_rotation_all_files_are(directory: Path) -> None:
+async def test_backup_without_rotation_lists_all_files(directory: Path) -> None:
     opened = OpenBackups()
     with await taken(directory, opened, rotates=False) as found:
         assert opened.count == 1
@@ -93,7 +93,7 @@ async def test_without_rotation_all_files_are(directory: Path) -> None:
     assert opened.count == 0
 
 
-async def test_a_backup_that_could_not_begin_is_not_open(directory: Path) -> None:
+async def test_failed_begin_leaves_no_open_backup(directory: Path) -> None:
     async def rotate() -> None:
         raise OSError(28, "No space left on device")
 
@@ -129,7 +129,7 @@ async def test_restored_backup_has_the_same_rows(directory: Path, tmp_path: Path
 
 
 async def test_sessions_that_end_during_the_copy_are_omitted(directory: Path, tmp_path: Path) -> None:
-    """Without a rotation, at any moment between two copies."""
+    """The backup is made without a rotation, with sessions at any moment between two copies."""
     rows = shown(directory)
     for moment in range(1, 9):
         store = Path(shutil.copytree(directory, tmp_path / f"store{moment}"))
@@ -177,8 +177,8 @@ def test_invalid_backup_changes_nothing(directory: Path, tmp_path: Path) -> None
     assert len(shown(directory)) == 7
 
 
-def test_restored_directory_is_another_instance(directory: Path, tmp_path: Path) -> None:
-    """A replica of the backed-up instance may have newer data; the restored one must not resume it."""
+def test_restored_directory_is_a_new_instance(directory: Path, tmp_path: Path) -> None:
+    """A replica of the original instance may have newer data, which the restored instance must not resume."""
     found = []
     for number in range(2):
         (directory / "flowstone-replica.json").write_bytes(b"follows somebody")
@@ -198,7 +198,7 @@ def test_restored_directory_is_another_instance(directory: Path, tmp_path: Path)
     assert manifest.read(DISK, str(tmp_path / "older")) == Manifest(None, 4, "1.0")
 
 
-def test_a_directory_is_not_restored_from_itself(directory: Path, tmp_path: Path) -> None:
+def test_directory_is_not_restored_from_itself(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(directory)
     (tmp_path / "flat").mkdir()
     shutil.copyfile(directory / names.MANIFEST, tmp_path / "flat" / names.MANIFEST)
@@ -211,9 +211,7 @@ def test_a_directory_is_not_restored_from_itself(directory: Path, tmp_path: Path
     assert shown(directory) == rows
 
 
-def test_data_that_is_aside_because_a_master_sends_it_anew_is_not_lost_by_a_slip(
-    directory: Path, tmp_path: Path
-) -> None:
+def test_restore_rejects_a_directory_with_data_of_an_unfinished_seeding(directory: Path, tmp_path: Path) -> None:
     target = Path(shutil.copytree(directory, tmp_path / "replica"))
     replica_seeding.put_aside(DISK, str(target))
     with pytest.raises(LimestoneError, match="its data is in put_aside"):
@@ -262,7 +260,7 @@ def test_epoch_files_renamed_in_one_millisecond_do_not_replace_each_other() -> N
 
 
 def test_backup_without_the_main_catalog_is_restored_with_it(directory: Path, tmp_path: Path) -> None:
-    """Copied from a directory that the original left between its rename and its write."""
+    """The backup was copied from a directory that the original left between its rename and its write."""
     full = Catalog(((names.COMPACTED, 1),), ("pwal_0000.01794772615522.0",), 3, 4)
     catalog.write(DISK, str(directory), full)
     (directory / names.CATALOG).rename(directory / names.CATALOG_BACK)
@@ -270,7 +268,7 @@ def test_backup_without_the_main_catalog_is_restored_with_it(directory: Path, tm
     assert original.listed(DISK, str(tmp_path / "restored")) == full
 
 
-def test_a_crash_while_the_epoch_file_is_put_aside_loses_no_epoch() -> None:
+def test_crash_during_a_rotation_of_the_epoch_file_loses_no_epoch() -> None:
     def prepare(disk: Disk) -> None:
         EpochWriter.open(disk, DIRECTORY).write(7)
 

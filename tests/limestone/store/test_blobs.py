@@ -56,7 +56,7 @@ async def test_registered_file_is_copied_and_a_temporary_one_moved(registry: Blo
         await pool.register_file(str(tmp_path / "gone"))
 
 
-async def test_a_temporary_file_of_another_file_system_is_copied(
+async def test_temporary_file_on_another_file_system_is_copied_and_deleted(
     registry: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: object, old: str, new: str) -> None:
@@ -68,7 +68,7 @@ async def test_a_temporary_file_of_another_file_system_is_copied(
     assert not (tmp_path / "gone").exists()
 
 
-async def test_a_duplicate_outlives_its_original(registry: Blobs, directory: Path) -> None:
+async def test_duplicate_outlives_its_original(registry: Blobs, directory: Path) -> None:
     pool = registry.pool()
     first = await pool.register_data(b"data")
     second = await pool.duplicate_data(first)
@@ -94,13 +94,13 @@ async def test_release_deletes_unreferenced_blobs(registry: Blobs, directory: Pa
         await pool.register_data(b"more")
 
 
-async def test_a_leftover_of_a_crash_in_the_place_of_a_new_blob_is_replaced(registry: Blobs, directory: Path) -> None:
+async def test_leftover_file_of_a_crash_is_replaced_by_a_new_blob(registry: Blobs, directory: Path) -> None:
     (directory / "blob/dir_01").mkdir(parents=True)
     (directory / names.blob(1)).write_bytes(b"longer than the new one")
     assert registry.content(await registry.pool().register_data(b"new")) == b"new"
 
 
-async def test_ids_end(tmp_path: Path) -> None:
+async def test_registration_fails_when_blob_ids_are_exhausted(tmp_path: Path) -> None:
     registry = Blobs(OUTSIDE, str(tmp_path / "data"), ID_MAX - 1)
     assert await registry.pool().register_data(b"last") == ID_MAX - 1
     with pytest.raises(BlobError, match="blob ids are exhausted"):
@@ -169,23 +169,23 @@ async def test_missing_blob_cannot_be_named(registry: Blobs, directory: Path) ->
         with pytest.raises(BlobError, match=f"blob {missing} does not exist in"):
             registry.use({stored, missing})
     assert registry.give_back([stored]) == [stored]
-    registry.use({stored})  # owned by no session, but its file exists: a row may name it again
+    registry.use({stored})  # no session owns it, but its file exists: a row may name it again
 
 
-def test_a_reference_tag_is_a_keyed_hash_of_blob_and_transaction(registry: Blobs, tmp_path: Path) -> None:
+def test_reference_tag_is_a_keyed_hash_of_blob_and_transaction(registry: Blobs, tmp_path: Path) -> None:
     message = (7).to_bytes(8, "little") + (9).to_bytes(8, "little")
     digest = hmac.new(registry._key, message, hashlib.sha256).digest()
     assert registry.reference_tag(7, 9) == int.from_bytes(digest[:8], "little")
     assert registry.reference_tag(7, 9) != Blobs(OUTSIDE, str(tmp_path), 1).reference_tag(7, 9)
 
 
-def test_at_start_all_go_that_no_row_has_but_those_of_larger_ids(directory: Path) -> None:
+def test_collection_at_start_keeps_blobs_of_rows_and_of_larger_ids(directory: Path) -> None:
     shutil.copytree(recorded.HERE / "basic/master-dir/blob", directory / "blob")
     for name in ("blob/dir_05/0000000000000005.blob", "blob/dir_03/not-a-blob", "blob/stray", "blob/dir_09/x.blob"):
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(b"")
     (directory / "blob/dir_04").mkdir()
-    (directory / "blob/dir_04/0000000000000099.blob").write_bytes(b"")  # of id 0x99, whose directory is another one
+    (directory / "blob/dir_04/0000000000000099.blob").write_bytes(b"")  # id 0x99 belongs in another directory
     assert blobs.stored_ids(DISK, str(directory)) == [1, 2, 3, 5]
     assert blobs.collect_at_start(DISK, str(directory), {2}, 3) == [1, 3]
     assert blobs.stored_ids(DISK, str(directory)) == [2, 5]
@@ -201,7 +201,7 @@ with_blobs = st.builds(
 
 
 @given(st.lists(with_blobs), versions)
-def test_no_blob_is_garbage_that_a_reader_from_the_boundary_on_can_see(
+def test_garbage_is_never_visible_to_a_reader_at_or_after_the_boundary(
     entries: list[Entry], boundary: WriteVersion
 ) -> None:
     found = blobs.visible_ids(entries, boundary)

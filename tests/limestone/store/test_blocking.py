@@ -33,7 +33,7 @@ from tests.places import ROOT
 DEADLINE_SECONDS = 60
 
 
-def test_a_program_without_a_loop_writes_and_waits_for_an_epoch(tmp_path: Path) -> None:
+def test_program_without_an_event_loop_writes_and_waits_for_an_epoch(tmp_path: Path) -> None:
     durable = threading.Event()
     with Datastore(str(tmp_path)) as store:
         channel = store.create_channel()
@@ -67,7 +67,7 @@ def test_settings_are_one_object_or_a_path_with_fields(tmp_path: Path) -> None:
         assert store.last_epoch == 0
 
 
-def test_a_path_where_no_directory_can_be_is_named(tmp_path: Path) -> None:
+def test_error_names_a_path_that_cannot_be_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     message = f"cannot open the data directory {tmp_path}/file/below: Not a directory"
     with Datastore(str(tmp_path / "file" / "below")) as store, pytest.raises(LimestoneError, match=message):
@@ -76,7 +76,7 @@ def test_a_path_where_no_directory_can_be_is_named(tmp_path: Path) -> None:
         Datastore(tmp_path)  # type: ignore[arg-type]
 
 
-def test_each_thread_has_its_channel_and_epochs_are_switched_by_another(tmp_path: Path) -> None:
+def test_each_thread_writes_to_its_channel_while_another_switches_epochs(tmp_path: Path) -> None:
     told: list[int] = []
     sessions, channels = 30, 4
     errors: list[BaseException] = []
@@ -121,7 +121,7 @@ def test_each_thread_has_its_channel_and_epochs_are_switched_by_another(tmp_path
             again.create_channel()
 
 
-def test_all_that_a_store_can_do_can_be_done_without_a_loop(tmp_path: Path) -> None:
+def test_every_operation_is_available_without_an_event_loop(tmp_path: Path) -> None:
     with Datastore(str(tmp_path / "a")) as store:
         channel = store.create_channel()
         store.ready()
@@ -163,7 +163,7 @@ def test_all_that_a_store_can_do_can_be_done_without_a_loop(tmp_path: Path) -> N
 
 @contextmanager
 def later_epochs(store: Datastore) -> Iterator[None]:
-    """Switch epochs in another thread, as callers that wait for one need."""
+    """Switch epochs in another thread, for callers that wait for an epoch."""
     done = threading.Event()
 
     def switch() -> None:
@@ -179,7 +179,7 @@ def later_epochs(store: Datastore) -> Iterator[None]:
         thread.join(DEADLINE_SECONDS)
 
 
-def test_a_disk_that_fails_in_the_callers_thread_stops_the_store(tmp_path: Path) -> None:
+def test_disk_failure_in_the_callers_thread_stops_the_store(tmp_path: Path) -> None:
     is_broken = threading.Event()
 
     class Failing(SystemDisk):
@@ -213,7 +213,7 @@ def test_a_disk_that_fails_in_the_callers_thread_stops_the_store(tmp_path: Path)
 
 
 def assert_whole(store: Datastore, epoch: int) -> None:
-    """Check that a snapshot has every row that a channel wrote up to its last one in it."""
+    """Check that a snapshot has, for each channel, every row up to the last one that it contains."""
     rows = list(store.snapshot().cursor())
     assert store.durable_epoch >= epoch
     for storage_id in (0, 1):
@@ -222,7 +222,7 @@ def assert_whole(store: Datastore, epoch: int) -> None:
         )
 
 
-def test_files_are_put_aside_under_threads_that_write(tmp_path: Path) -> None:
+def test_files_are_rotated_while_threads_write(tmp_path: Path) -> None:
     stop = threading.Event()
     written = [0, 0]
 
@@ -260,7 +260,7 @@ def test_files_are_put_aside_under_threads_that_write(tmp_path: Path) -> None:
         assert len(again.snapshot()) == sum(written)
 
 
-def test_all_calls_are_in_the_manual() -> None:
+def test_every_public_call_is_in_the_manual() -> None:
     manual = (ROOT / "docs" / "reference" / "limestone.md").read_text()
     for kind in (Datastore, LogChannel, limestone.BlockingBlobPool):
         calls = [name for name in vars(kind) if not name.startswith("_")]
@@ -293,7 +293,7 @@ class HookedDisk(SystemDisk):
 
 
 def test_file_being_opened_is_never_reported_without_sessions(tmp_path: Path) -> None:
-    """A replica that is seeded at that moment would lack them."""
+    """A replica that is seeded at that time would lack these sessions."""
     with Datastore(str(tmp_path)) as store:
         channel = store.create_channel()
         store.ready()
@@ -314,7 +314,7 @@ def test_file_being_opened_is_never_reported_without_sessions(tmp_path: Path) ->
 
 @pytest.mark.parametrize("spill", [1 << 20, 1])
 def test_shutdown_waits_for_writing_threads_and_discards_their_sessions(tmp_path: Path, spill: int) -> None:
-    """Otherwise they append to the files of the process that opens the directory next."""
+    """Otherwise the threads would append to the files of the next process that opens the directory."""
     begun, may_write = threading.Event(), threading.Event()
     refused: list[BaseException] = []
     order: list[str] = []

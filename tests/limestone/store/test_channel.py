@@ -1,4 +1,4 @@
-"""Log channels: the bytes of each call, sessions that spill, end or are aborted, and calls at the wrong time."""
+"""Log channels: the bytes of each call, sessions that spill, end or are aborted, and calls in a wrong state."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def call(channel: AsyncLogChannel, entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("spill", [1, 60, 1 << 20])
-async def test_every_call_is_its_entry_in_the_file_and_for_the_replicas(host: Host, tmp_path: Path, spill: int) -> None:
+async def test_call_writes_its_entry_to_the_file_and_to_the_replicas(host: Host, tmp_path: Path, spill: int) -> None:
     channel = made(host, tmp_path, spill)
     entries = b"".join(map(encode, CALLS))
     for _ in range(2):
@@ -279,7 +279,7 @@ async def test_oversized_entry_is_rejected_without_partial_writes(
     assert host.blobs == []
 
 
-async def test_a_file_is_put_aside_between_sessions_only(host: Host, tmp_path: Path) -> None:
+async def test_file_is_rotated_only_between_sessions(host: Host, tmp_path: Path) -> None:
     channel = made(host, tmp_path)
     assert channel.put_aside("pwal_0003.1.0") is None
     moved: list[str | None] = []

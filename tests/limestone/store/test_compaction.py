@@ -1,5 +1,7 @@
-"""Online compaction: the same rows before, after and at every crash, for us and for the original; sessions and blobs
-in use remain."""
+"""Online compaction: the same rows before, after and at every crash, for us and for the original.
+
+Sessions and blobs in use remain.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def both(disk: Disk, directory: str = DIRECTORY) -> list[Row]:
 
 
 def two_files(disk: Disk) -> None:
-    """Epochs 1 to 3 rotated, with a remove and a clear; epoch 4 in an active file."""
+    """Write epochs 1 to 3 to a rotated file, with a remove and a clear, and epoch 4 to an active file."""
     write(disk, ROTATED, session(1, set_key(b"a", b"1", 1), set_key(b"b", b"1", 1, 2), set_key(b"c", b"1", 1, 3)))
     write(disk, OTHER, session(2, remove(1, b"b", WriteVersion(2, 1))) + session(3, set_key(b"c", b"3", 3)))
     write(disk, "pwal_0000", session(4, set_key(b"a", b"4", 4), remove(1, b"c", WriteVersion(4, 2))))
@@ -104,7 +106,7 @@ def test_second_compaction_includes_the_first() -> None:
     assert both(disk) == [(1, b"a", b"4")]
 
 
-def test_recorded_logs_compact_to_the_real_programs_file(tmp_path: Path) -> None:
+def test_recorded_logs_compact_to_the_file_of_the_real_program(tmp_path: Path) -> None:
     directory = Path(shutil.copytree(recorded.HERE / "dirs-master/before", tmp_path / "copy"))
     for name in ("pwal_0000", "pwal_0001"):
         (directory / name).rename(directory / f"{name}.01794772615000.0")
@@ -115,7 +117,9 @@ def test_recorded_logs_compact_to_the_real_programs_file(tmp_path: Path) -> None
 
 
 def test_sessions_of_later_epochs_in_a_rotated_file_are_unchanged() -> None:
-    """In the original they vanish: their epoch is not durable yet, so they are marked, and their file is rotated."""
+    """In the original these sessions are lost: their epoch is not durable yet, so they are marked, and their file is
+    rotated.
+    """
     _, disk = fresh()
     later = session(4, set_key(b"a", b"4", 4), set_key(b"big", bytes(100), 4, 2)) + session(5, clear(5, 1, 7))
     write(disk, ROTATED, session(3, set_key(b"a", b"3", 3)) + later)
@@ -130,9 +134,9 @@ def test_sessions_of_later_epochs_in_a_rotated_file_are_unchanged() -> None:
     assert both(disk) == [(1, b"a", b"4"), (1, b"b", b"2"), (1, b"big", bytes(100))]
 
 
-@pytest.mark.parametrize("before", [b"", b"\x06" + session(9)[1:]], ids=["first", "behind a void one"])
+@pytest.mark.parametrize("before", [b"", b"\x06" + session(9)[1:]], ids=["first", "after a void session"])
 def test_active_file_with_a_session_to_compact_is_rejected(before: bytes) -> None:
-    """Its older entries would win over the compacted ones."""
+    """The older entries of the file would override the compacted ones."""
     _, disk = fresh()
     write(disk, ROTATED, session(3, set_key(b"a", b"3", 3)))
     write(disk, "pwal_0001", before + session(2, set_key(b"a", b"2", 2)))
@@ -182,12 +186,12 @@ def test_crash_at_any_moment_keeps_the_rows() -> None:
 
     for number, (disk, _) in enumerate(crashed(prepare, work)):
         assert both(disk) == [(1, b"e", b"6")]
-        if number % 5 == 0:  # slow
+        if number % 5 == 0:  # only every fifth time, because this is slow
             compact_online(disk, DIRECTORY, 5, MS + 2)
             assert both(disk) == [(1, b"e", b"6")]
 
 
-def test_a_crash_in_the_first_compaction_brings_no_removed_key_back() -> None:
+def test_crash_in_the_first_compaction_restores_no_removed_key() -> None:
     def work(disk: Disk) -> None:
         compact_online(disk, DIRECTORY, 3, MS)
 
@@ -208,10 +212,10 @@ histories = st.lists(st.tuples(st.integers(0, 1), entry_lists), min_size=1, max_
 
 @given(histories, st.lists(st.integers(0, 7), max_size=3))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_history_compacted_at_any_epochs_has_the_same_rows(
+def test_any_history_has_the_same_rows_after_compactions_at_any_epochs(
     history: list[tuple[int, list[tuple[str, bytes, int]]]], boundaries: list[int]
 ) -> None:
-    """Epoch by epoch, on two channels; at a boundary both files are rotated and compacted up to it."""
+    """Each epoch is written on two channels; at a boundary both files are rotated and compacted up to it."""
     _, plain = fresh()
     _, compacted = fresh()
     for epoch, (channel, entries) in enumerate(history, 1):
@@ -237,8 +241,11 @@ def _entry(kind: str, key: bytes, epoch: int, minor: int) -> Entry:
 
 
 def with_blobs(directory: Path) -> None:
-    """Blobs 1 to 9: 1 was overwritten in epoch 2 by 2, 3 removed in 3; 5 belongs to a session of epoch 4; 9 was
-    never named."""
+    """Write entries with blobs 1 to 9.
+
+    Blob 1 was replaced by 2 in epoch 2, and 3 was removed in epoch 3; 5 belongs to a session of epoch 4; 9 was never
+    named.
+    """
     first = session(1, set_key(b"a", b"", 1, 1, 1), set_key(b"b", b"", 1, 2, 3), set_key(b"c", b"", 1, 3, 4))
     second = session(2, set_key(b"a", b"", 2, 1, 2)) + session(3, remove(1, b"b", WriteVersion(3, 1)))
     later = session(4, set_key(b"d", b"", 4, 1, 5), set_key(b"e", b"", 4, 2, 6, 7))
@@ -252,10 +259,10 @@ def with_blobs(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("boundary", "held", "gone"),
     [
-        ((1, 0), {8, 9}, []),  # a reader may still see the first a
-        ((2, 0), {8, 9}, []),  # the newest before it
+        ((1, 0), {8, 9}, []),  # a reader may still see the first version of a
+        ((2, 0), {8, 9}, []),  # the newest version before the boundary
         ((2, 2), {8, 9}, [1]),
-        ((9, 0), {8, 9}, [1]),  # the removal of b is not considered, as in the original
+        ((9, 0), {8, 9}, [1]),  # the removal of b is ignored, as in the original
     ],
 )
 def test_blobs_are_deleted_when_no_reader_can_see_them(

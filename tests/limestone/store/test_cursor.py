@@ -104,7 +104,7 @@ def test_cursor_is_valid_after_renames_and_a_replaced_compacted_file() -> None:
     assert stored.rows() == rows
 
 
-def test_a_file_that_became_shorter_is_named() -> None:
+def test_file_that_became_shorter_is_reported_with_its_name() -> None:
     disk, found = snapshot_of(ROWS)
     with disk.append_to(f"{DIRECTORY}/pwal_0000") as file:
         file.truncate(100)

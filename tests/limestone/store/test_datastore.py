@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from flowstone.limestone.store.datastore import AsyncDatastore, State
 from flowstone.limestone.store.recovery import recover
 from flowstone.outside import AlreadyLocked, Disk, production
 from tests.limestone import recorded
-from tests.limestone.crashes import DIRECTORY, crashed, fresh, mounted
+from tests.limestone.crashes import DIRECTORY, crashed, fresh, mounted, one_failure
 from tests.limestone.replay import add, replay, sessions
 from tests.limestone.world import Inline, outside_on
 from tests.simulation.disk import Loss, Storage
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 REAL = recorded.HERE
 AGAIN_EVERY = 7
-"""The store continues after one of this many crashes."""
+"""The store continues after one in this many crashes."""
 
 
 def made(path: Path | str) -> tuple[AsyncDatastore, list[int]]:
@@ -92,7 +93,7 @@ async def test_calls_before_ready_and_after_shutdown_raise(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("name", "channels", "last"), [("basic", 2, 8), ("epochs", 1, 206)])
-async def test_calls_of_a_recorded_directory_write_the_same_files(
+async def test_repeating_the_calls_of_a_recorded_directory_writes_the_same_files(
     tmp_path: Path, name: str, channels: int, last: int
 ) -> None:
     real = REAL / name / "master-dir"
@@ -121,8 +122,8 @@ async def test_restart_continues_where_the_real_program_does(tmp_path: Path) -> 
     assert told == recorded_callbacks("restart")
 
 
-async def test_a_session_may_outlive_its_epoch(tmp_path: Path) -> None:
-    """The epochs of the recorded directory; in the original the replica gets them too early."""
+async def test_session_can_outlive_its_epoch(tmp_path: Path) -> None:
+    """The epochs are those of the recorded directory; in the original the replica gets them too early."""
     real = REAL / "late_end" / "master-dir"
     store, told = made(tmp_path / "d")
     channels = [await store.create_channel() for _ in range(2)]
@@ -151,7 +152,9 @@ def recorded_callbacks(name: str) -> list[int]:
 
 
 def assert_same_files(ours: Path, real: Path) -> None:
-    """Compare all files except blobs, which the recorded program made earlier, and the identity in the manifest."""
+    """Compare all files except blobs, which the recorded program registered earlier, and the identity in
+    the manifest.
+    """
     for path in real.iterdir():
         if path.is_file() and path.name != names.MANIFEST:
             assert (ours / path.name).read_bytes() == path.read_bytes(), path.name
@@ -220,7 +223,7 @@ async def test_failed_write_of_a_session_stops_the_store_and_is_never_reported_d
     assert rows_after(machine, Loss.UNSYNCED) == [b"first", b"first"]
 
 
-async def test_a_full_disk_shows_where_the_buffer_is_written() -> None:
+async def test_full_disk_is_reported_by_the_call_that_writes_the_buffer() -> None:
     machine, store, _ = simulated(Settings(DIRECTORY, spill=60))
     (channel,) = await written(store)
     await channel.begin_session()
@@ -251,7 +254,7 @@ async def test_unrecorded_epoch_is_not_reported() -> None:
     assert rows_after(machine, Loss.UNSYNCED) == [b"first"]
 
 
-async def test_a_directory_that_cannot_be_recovered_is_let_go(tmp_path: Path) -> None:
+async def test_lock_is_released_if_recovery_fails(tmp_path: Path) -> None:
     store, _ = made(tmp_path)
     await store.ready()
     await store.shutdown()
@@ -333,7 +336,50 @@ async def test_closed_store_has_no_open_file(is_open: bool) -> None:
         await channel.end_session()
 
 
-async def test_what_was_put_aside_is_closed_with_the_store_whoever_reads_it() -> None:
+async def compacted(disk: Disk) -> None:
+    """Leave a directory with a compacted file and a log file."""
+    store = AsyncDatastore(outside_on(disk), Settings(DIRECTORY))
+    channel = await store.create_channel()
+    await store.ready()
+    for epoch in (1, 3):
+        await store.switch_epoch(epoch)
+        await channel.begin_session()
+        channel.add_entry(1, b"%d" % epoch, b"v", (epoch, 1))
+        await channel.end_session()
+        if epoch == 1:
+            compacting = asyncio.ensure_future(store.compact())
+            await asyncio.sleep(0)
+            await store.switch_epoch(2)
+            await compacting
+    await store.switch_epoch(4)
+    await store.shutdown()
+
+
+async def test_store_that_fails_at_any_disk_operation_leaves_no_file_open() -> None:
+    for number in itertools.count(1):
+        machine, disk = fresh()
+        await compacted(disk)
+        store, failure = AsyncDatastore(outside_on(disk), Settings(DIRECTORY)), None
+        with one_failure(machine, number) as has_failed:
+            try:
+                await store.create_channel()
+                channel = await store.create_channel()  # whose file does not exist
+                await store.ready()
+                await store.switch_epoch(5)
+                await channel.begin_session()
+                channel.add_entry(1, b"k", b"v", (5, 1))
+                await channel.end_session()
+                await store.switch_epoch(6)
+                await store.snapshot()
+            except (OSError, LimestoneError) as error:
+                failure = error  # its traceback keeps all frames alive, so no file is closed by chance
+        await store.shutdown()
+        assert not machine.opened, (number, failure)
+        if not has_failed():
+            return
+
+
+async def test_rotated_file_is_closed_with_the_store_despite_readers() -> None:
     machine, disk = fresh()
     store = AsyncDatastore(outside_on(disk), Settings(DIRECTORY, spill=50))
     channel = await store.create_channel()
@@ -405,7 +451,7 @@ async def test_cancelled_snapshot_racing_shutdown_reports_no_unhandled_error() -
     assert [file.path for file in machine.opened] == []
 
 
-async def test_failing_callback_is_reported_and_harmless(tmp_path: Path) -> None:
+async def test_failing_callback_is_reported_and_does_not_stop_the_store(tmp_path: Path) -> None:
     store, told = made(tmp_path)
     reported: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
@@ -435,7 +481,7 @@ async def test_cancelled_caller_loses_no_epoch(tmp_path: Path) -> None:
 # --- content ---
 
 
-async def test_a_snapshot_is_of_the_durable_epoch(tmp_path: Path) -> None:
+async def test_snapshot_contains_the_durable_epoch(tmp_path: Path) -> None:
     store, _ = made(tmp_path)
     (channel,) = await written(store)
     before = await store.snapshot()
@@ -488,7 +534,7 @@ async def test_blobs_are_registered_named_and_kept(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(3600)
 def test_crash_at_any_moment_keeps_reported_epochs_and_no_partial_state() -> None:
-    """Two channels with sessions that end late, spill or are aborted; the store reopens and continues."""
+    """Two channels write sessions that end late, spill or are aborted; the store reopens and continues."""
     told: list[int] = []
 
     async def program(disk: Disk) -> None:
@@ -520,7 +566,7 @@ def test_crash_at_any_moment_keeps_reported_epochs_and_no_partial_state() -> Non
         expected |= {(1, epoch) for epoch in range(1, durable + 1)}
         assert expected <= found.keys()
         assert all(minors == {0, 1, 2} for minors in found.values())
-        # A recorded epoch is present in full even if it was not reported.
+        # A recorded epoch must be complete even if it was not reported.
         beyond = {epoch for _, epoch in found.keys() - expected}
         assert beyond <= {durable + 1, durable + 2}
         if number % AGAIN_EVERY:

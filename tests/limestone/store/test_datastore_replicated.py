@@ -49,14 +49,14 @@ async def replayed_basic(settings: Settings) -> None:
 # --- as the original ---
 
 
-async def test_the_calls_of_a_recorded_master_are_the_recorded_conversation(tmp_path: Path) -> None:
+async def test_calls_of_a_recorded_master_send_the_recorded_conversation(tmp_path: Path) -> None:
     async with scripted() as replica:
         await replayed_basic(Settings(str(tmp_path), (replica.endpoint,), compatible=True))
         heard = [bytes(connection.received) for connection in replica.connections]
         assert heard == [(BASIC / "wire" / f"conn{number}.m2r.bin").read_bytes() for number in range(3)]
 
 
-async def test_a_session_that_outlives_its_epoch_is_told_first(tmp_path: Path) -> None:
+async def test_session_that_outlives_its_epoch_is_sent_before_the_group_commit(tmp_path: Path) -> None:
     """Each connection has its recorded bytes; the original sends GROUP_COMMIT before that end."""
     real = recorded.HERE / "late_end"
     (_, _, late), (_, _, last) = sessions(real / "master-dir")
@@ -88,7 +88,7 @@ async def test_a_session_that_outlives_its_epoch_is_told_first(tmp_path: Path) -
         assert order == [LogEntries, GroupCommit] * 2
 
 
-async def test_a_compatible_pair_makes_both_recorded_directories(tmp_path: Path) -> None:
+async def test_compatible_pair_writes_both_recorded_directories(tmp_path: Path) -> None:
     async with running(tmp_path / "replica", compatible=True) as replica:
         await replayed_basic(Settings(str(tmp_path / "master"), (replica.endpoint,), compatible=True))
     for side in ("master", "replica"):
@@ -98,11 +98,11 @@ async def test_a_compatible_pair_makes_both_recorded_directories(tmp_path: Path)
                 assert ours.read_bytes() == path.read_bytes(), ours
 
 
-# --- beyond it ---
+# --- differences from the original ---
 
 
 @pytest.mark.parametrize("order", ORDERS)
-async def test_when_an_epoch_is_told_it_is_on_both_sides_in_every_order(tmp_path: Path, order: Order) -> None:
+async def test_reported_epoch_is_durable_on_both_sides_in_every_order(tmp_path: Path, order: Order) -> None:
     async with running(tmp_path / "replica") as replica:
         settings = Settings(str(tmp_path / "master"), (replica.endpoint,), group_commit=order)
         store = AsyncDatastore(OUTSIDE, settings)
@@ -201,7 +201,7 @@ async def test_store_with_policy_fail_stops_when_it_loses_its_replica(tmp_path: 
         await store.shutdown()
 
 
-async def test_a_degraded_store_says_so(tmp_path: Path) -> None:
+async def test_degraded_store_reports_its_state(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         store, told = await opened(replica, tmp_path, "degrade")
         channel = await store.create_channel()
@@ -217,7 +217,7 @@ async def test_a_degraded_store_says_so(tmp_path: Path) -> None:
         await store.shutdown()
 
 
-async def test_after_a_restart_nothing_is_told_before_the_replica_has_what_was_there(tmp_path: Path) -> None:
+async def test_restarted_store_reports_no_epoch_before_the_replica_has_the_existing_data(tmp_path: Path) -> None:
     store = AsyncDatastore(OUTSIDE, Settings(str(tmp_path)))
     channel = await store.create_channel()
     await store.ready()

@@ -1,4 +1,4 @@
-"""Log channels that the limit of open files cannot hold are refused before a session begins."""
+"""Log channels for which the limit of open files is too small are refused before a session begins."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_sufficient_limit_is_no_error(limit: int | None) -> None:
     descriptors.check(LimitedDisk(limit), 1000, 3)
 
 
-async def test_channel_that_the_limit_cannot_hold_is_not_created(tmp_path: Path) -> None:
+async def test_channel_beyond_the_descriptor_limit_is_not_created(tmp_path: Path) -> None:
     settings = Settings(str(tmp_path), (Endpoint("127.0.0.1", 1),), on_lost="degrade")
     async with AsyncDatastore(limited(64 + 2 * 3), settings) as store:
         await store.create_channel()
@@ -74,7 +74,7 @@ async def test_channel_that_the_limit_cannot_hold_is_not_created(tmp_path: Path)
         await channel.end_session()
 
 
-async def test_session_of_a_process_that_has_reached_the_limit_fails_with_a_hint(tmp_path: Path) -> None:
+async def test_session_at_the_descriptor_limit_fails_with_a_hint(tmp_path: Path) -> None:
     disk = LimitedDisk(None)
     async with AsyncDatastore(replace(production(), disk=disk), Settings(str(tmp_path))) as store:
         channel = await store.create_channel()
@@ -86,7 +86,7 @@ async def test_session_of_a_process_that_has_reached_the_limit_fails_with_a_hint
         assert caught.value.hint == descriptors.RAISE
 
 
-async def test_replica_refuses_a_channel_that_the_limit_cannot_hold(tmp_path: Path) -> None:
+async def test_replica_refuses_a_channel_beyond_the_descriptor_limit(tmp_path: Path) -> None:
     async with Replica(limited(64 + 2 * 2), str(tmp_path), LOCAL) as replica:
         peers = [await Peer.connect(production().network, replica.endpoint) for _ in range(3)]
         try:
@@ -101,7 +101,7 @@ async def test_replica_refuses_a_channel_that_the_limit_cannot_hold(tmp_path: Pa
     assert "3 log channels need 70 file descriptors, and the limit of open files is 68" in answer.message
 
 
-async def test_replica_that_cannot_hold_all_channels_never_becomes_live(tmp_path: Path) -> None:
+async def test_replica_with_too_few_descriptors_never_becomes_live(tmp_path: Path) -> None:
     async with Replica(limited(64 + 2 * 2), str(tmp_path / "replica"), LOCAL) as replica:
         settings = Settings(str(tmp_path / "master"), (replica.endpoint,), on_lost="degrade")
         async with AsyncDatastore(production(), settings) as store:

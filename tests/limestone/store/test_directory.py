@@ -44,7 +44,7 @@ async def test_new_directory_equals_that_of_the_original(tmp_path: Path) -> None
     directory.release()
 
 
-async def test_directory_has_one_holder_at_a_time(tmp_path: Path) -> None:
+async def test_directory_can_be_opened_only_once_at_a_time(tmp_path: Path) -> None:
     first = await DataDirectory.open(OUTSIDE, str(tmp_path))
     with pytest.raises(AlreadyLocked):
         await DataDirectory.open(OUTSIDE, str(tmp_path))
@@ -67,7 +67,7 @@ async def test_invalid_directory_is_not_initialized(tmp_path: Path) -> None:
         await DataDirectory.open(OUTSIDE, str(tmp_path))
 
 
-async def test_damaged_directory_is_not_held(tmp_path: Path) -> None:
+async def test_damaged_directory_is_not_locked(tmp_path: Path) -> None:
     (await DataDirectory.open(OUTSIDE, str(tmp_path))).release()
     (tmp_path / names.EPOCH).write_bytes(b"\x55" * 9)
     for _ in range(2):
@@ -80,8 +80,8 @@ async def test_damaged_directory_is_not_held(tmp_path: Path) -> None:
         await DataDirectory.open(OUTSIDE, str(tmp_path))
 
 
-async def test_opening_restores_a_catalog_of_which_only_the_copy_is_left(tmp_path: Path) -> None:
-    """The original takes a missing catalog for an empty one and would restore removed keys."""
+async def test_opening_restores_the_catalog_from_its_copy(tmp_path: Path) -> None:
+    """The original takes a missing catalog for an empty one, which restores removed keys."""
     (await DataDirectory.open(OUTSIDE, str(tmp_path))).release()
     full = Catalog(((names.COMPACTED, 1),), ("pwal_0000.01794772615522.0",), 3, 4)
     catalog.write(OUTSIDE.disk, str(tmp_path), full)
@@ -92,7 +92,7 @@ async def test_opening_restores_a_catalog_of_which_only_the_copy_is_left(tmp_pat
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 async def test_old_formats_are_migrated(tmp_path: Path, version: int) -> None:
-    """Sessions of formats up to 5 have no end, so no session of ours is appended to them."""
+    """Sessions of formats up to 5 have no end marker, so our sessions are not appended to them."""
     old = Manifest(UUID if version >= 5 else None, version, "1.1" if version >= 5 else "1.0")
     (tmp_path / names.MANIFEST).write_bytes(manifest.encode(old))
     (tmp_path / names.EPOCH).write_bytes(record(4))
@@ -109,7 +109,7 @@ async def test_old_formats_are_migrated(tmp_path: Path, version: int) -> None:
     directory.release()
 
 
-def test_a_name_that_is_taken_is_not_taken_again(tmp_path: Path) -> None:
+def test_free_name_skips_existing_files(tmp_path: Path) -> None:
     (tmp_path / "pwal_0000.00000000000007.0").touch()
     assert free_name(OUTSIDE.disk, str(tmp_path), "pwal_0000", 7) == "pwal_0000.00000000000007.1"
 

@@ -19,7 +19,7 @@ def rules(channels: int = 2, last_epoch: int = 0) -> EpochRules:
     return found
 
 
-def test_epoch_is_recorded_when_its_sessions_have_ended_and_a_later_one_is_current() -> None:
+def test_epoch_is_recorded_after_its_sessions_ended_and_a_later_epoch_is_current() -> None:
     epochs = rules()
     assert epochs.switch(1) == NOTHING
     assert (epochs.begin(0), epochs.begin(1)) == (1, 1)
@@ -30,7 +30,7 @@ def test_epoch_is_recorded_when_its_sessions_have_ended_and_a_later_one_is_curre
     assert (epochs.durable, epochs.informed) == (1, 1)
 
 
-def test_epochs_without_sessions_inform_and_are_not_recorded() -> None:
+def test_epochs_without_sessions_are_reported_but_not_recorded() -> None:
     epochs = rules()
     assert [epochs.switch(epoch) for epoch in (1, 2, 5)] == [NOTHING, Due(inform=1), Due(inform=4)]
     assert epochs.durable == 0
@@ -62,8 +62,8 @@ def test_one_record_is_pending_at_a_time_and_reported_before_the_next() -> None:
     assert epochs.recorded(2) == Due(inform=3)
 
 
-def test_the_epoch_of_a_channel_that_is_further_already_is_recorded() -> None:
-    """The original forgets it: it keeps only the last epoch of each channel."""
+def test_epoch_is_recorded_although_another_channel_finished_a_later_one() -> None:
+    """The original forgets the epoch because it keeps only the last epoch of each channel."""
     epochs = rules()
     epochs.switch(3)
     epochs.begin(1)
@@ -76,7 +76,7 @@ def test_the_epoch_of_a_channel_that_is_further_already_is_recorded() -> None:
     assert epochs.recorded(3) == Due(inform=3)
 
 
-def test_a_session_that_was_taken_back_is_none() -> None:
+def test_aborted_session_does_not_make_its_epoch_recorded() -> None:
     epochs = rules()
     epochs.switch(1)
     epochs.begin(0)
@@ -117,7 +117,7 @@ class Compared(int):
         return hash(int(self))
 
 
-def test_the_end_of_a_session_costs_no_more_when_many_epochs_are_held_up() -> None:
+def test_end_of_a_session_costs_the_same_with_many_pending_epochs() -> None:
     epochs = rules()
     epochs.switch(1)
     epochs.begin(0)
@@ -157,7 +157,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("bfasr"), st.integers(0, 2)), max_siz
 
 
 @given(STEPS, st.integers(0, 3))
-def test_only_durable_epochs_are_reported_and_finally_all(steps: list[tuple[str, int]], last_epoch: int) -> None:
+def test_only_durable_epochs_are_reported_and_eventually_all(steps: list[tuple[str, int]], last_epoch: int) -> None:
     epochs = rules(3, last_epoch)
     epochs.switch(last_epoch + 1)
     open_sessions: dict[int, int] = {}

@@ -1,9 +1,8 @@
-"""The winning entries by the kernels agree with the plain state, compiled and uncompiled."""
+"""The winning entries: the kernels agree with the plain state, compiled and interpreted."""
 
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +11,17 @@ from hypothesis import strategies as st
 
 from flowstone.limestone.format import entry_table
 from flowstone.limestone.format.entries import Entry, EntryType, WriteVersion, decode, encode, put
-from flowstone.limestone.format.entry_table import TABLE_ROWS, walk_table
-from flowstone.limestone.store import latest_entries as columns
-from flowstone.limestone.store.latest_entries import COMPACTED, Sorted, Winners
+from flowstone.limestone.format.entry_table import TABLE_ROWS
+from flowstone.limestone.format.entry_table_kernels import walk_table
+from flowstone.limestone.store import latest_entries
+from flowstone.limestone.store import winner_table as columns
+from flowstone.limestone.store.latest_entries import Sorted, Winners
+from flowstone.limestone.store.winner_kernels import copy_spans, zero_versions
+from flowstone.limestone.store.winner_table import COMPACTED
 from tests.limestone.plain_state import Snapshot
+from tests.native.twins import twin
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in scalar multiply")  # hashes, uncompiled
-KERNELS = (
-    "_mixed", "_short_word", "_tag", "_is_same", "settle", "refill", "prefixes", "order_by", "_is_after", "_sift",
-    "order_ties", "copy_spans", "zero_versions",
-)  # fmt: skip
+KERNELS = ("settle", "refill", "prefixes", "order_by", "order_ties")
 
 versions = st.builds(WriteVersion, st.integers(0, 3), st.sampled_from([0, 1, 1 << 63]))
 storages = st.sampled_from([0, 1, 2, 256, (1 << 64) - 1])
@@ -37,14 +37,14 @@ entries = st.one_of(
 ).map(lambda fields: Entry(*fields))
 
 
-@pytest.fixture(params=["compiled", "plain"])
+@pytest.fixture(params=["compiled", "interpreted"])
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncompiled, a read or write outside the buffer raises; arrays grow often."""
-    monkeypatch.setattr(columns, "_ROWS_FIRST", 2)
-    monkeypatch.setattr(columns, "_KEYS_FIRST", 9)
-    if request.param == "plain":
+    """Interpreted kernels raise when they access memory outside a buffer of bytes. Arrays grow often."""
+    monkeypatch.setattr(latest_entries, "_ROWS_FIRST", 2)
+    monkeypatch.setattr(latest_entries, "_KEYS_FIRST", 9)
+    if request.param == "interpreted":
         for name in KERNELS:
-            monkeypatch.setattr(columns, name, getattr(columns, name).py_func)
+            monkeypatch.setattr(latest_entries, name, twin(getattr(latest_entries, name)))
 
 
 def add(winners: Winners, found: list[Entry], origin: int, base: int = 0) -> bytes:
@@ -73,7 +73,7 @@ def won(found: Sorted, files: list[bytes]) -> list[Entry]:
 
 @pytest.mark.usefixtures("_both_ways")
 @given(st.lists(entries, max_size=12), st.lists(entries, max_size=12), st.lists(entries, max_size=20))
-def test_the_winners_are_those_of_the_plain_state(
+def test_winners_equal_those_of_the_plain_state(
     compacted: list[Entry], first: list[Entry], second: list[Entry]
 ) -> None:
     compacted = [entry for entry in compacted if entry.type in (1, 10)]
@@ -110,7 +110,9 @@ def test_skipped_entries_do_not_count() -> None:
 
 
 def keys_of_one_hash(state: int, count: int) -> list[bytes]:
-    """Return keys with equal hashes: their second words undo the first, if the hash has this state before them."""
+    """Return keys with equal hashes if the hash has this state before them: the second word of each undoes
+    its first.
+    """
 
     def mixed(value: int, more: int) -> int:
         product = (value ^ more) * 0x9E3779B97F4A7C15
@@ -129,7 +131,7 @@ def test_hashes_of_chosen_keys_are_unpredictable(seed: int | None) -> None:
         assert len(np.unique(winners._slots >> np.uint64(32))) > 990
 
 
-def test_the_hash_does_not_change_results() -> None:
+def test_hash_does_not_change_results() -> None:
     found = [put(number % 7, b"%d" % (number * 7919 % 1000), b"", WriteVersion(1, number)) for number in range(3000)]
     results = []
     for seed in (0, 1, None):
@@ -140,8 +142,8 @@ def test_the_hash_does_not_change_results() -> None:
     assert results[0] == results[1] == results[2]
 
 
-def test_a_hundred_thousand_keys_with_a_long_common_beginning() -> None:
-    """Their prefixes are equal, and they make every array grow several times."""
+def test_hundred_thousand_keys_with_a_long_common_prefix_are_sorted() -> None:
+    """The keys have equal prefixes, and make every array grow several times."""
     found = [put(1, b"common beginning of them all %06d" % (number * 7919 % 100_000), b"", WriteVersion(1, number))
              for number in range(100_000)]  # fmt: skip
     winners = Winners()
@@ -152,18 +154,28 @@ def test_a_hundred_thousand_keys_with_a_long_common_beginning() -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=30), max_size=5), st.data())
-def test_spans_go_to_their_places(spans: list[bytes], choice: st.DataObject) -> None:
+def test_copied_spans_are_at_their_targets(spans: list[bytes], choice: st.DataObject) -> None:
     data = b"".join(spans)
     sizes = np.array([len(span) for span in spans], np.int64)
     starts = np.cumsum(sizes) - sizes
     order = np.array(choice.draw(st.permutations(range(len(spans)))), np.int64)
     targets = np.zeros(len(spans), np.int64)
     targets[order] = np.cumsum(sizes[order]) - sizes[order]
-    kernel: Any = columns.copy_spans
-    for call in (kernel, kernel.py_func):
+    for call in (copy_spans, twin(copy_spans)):
         out = np.zeros(len(data), np.uint8)
         call(np.frombuffer(data, np.uint8), starts, sizes, out, targets)
         assert out.tobytes() == b"".join(spans[place] for place in order)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=9), versions, st.binary(max_size=9)), max_size=5))
+def test_versions_of_puts_become_zero(found: list[tuple[bytes, WriteVersion, bytes]]) -> None:
+    data = [encode(put(1, key, value, version)) for key, version, value in found]
+    sizes = np.array([len(each) for each in data], np.int64)
+    key_sizes = np.array([len(key) for key, _, _ in found], np.int64)
+    for call in (zero_versions, twin(zero_versions)):
+        out = np.array(list(b"".join(data)), np.uint8)
+        call(out, np.cumsum(sizes) - sizes, key_sizes)
+        assert out.tobytes() == b"".join(encode(put(1, key, value, WriteVersion(0, 0))) for key, _, value in found)
 
 
 def test_row_fits_a_cache_line() -> None:

@@ -1,4 +1,4 @@
-"""A directory opened by a tool: exclusively, with its previous content kept beside it."""
+"""A directory opened by a tool: exclusively, with a backup of its previous content next to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def directory(tmp_path: Path) -> Path:
     return Path(shutil.copytree(recorded.HERE / "basic/master-dir", tmp_path / "data"))
 
 
-def test_held_directory_cannot_be_opened(directory: Path) -> None:
+def test_directory_in_use_cannot_be_opened(directory: Path) -> None:
     with offline.held(DISK, str(directory)) as found:
         assert found.persistent_format_version == 7
         with pytest.raises(AlreadyLocked), offline.held(DISK, str(directory), only_looks=True):
@@ -45,7 +45,7 @@ def test_invalid_data_directory_is_rejected(tmp_path: Path) -> None:
         pass
 
 
-def test_a_migration_that_was_cut_short_is_ended_by_those_who_change_and_left_by_those_who_look(
+def test_interrupted_migration_is_completed_only_when_opened_for_writing(
     directory: Path,
 ) -> None:
     (directory / names.MANIFEST).rename(directory / names.MANIFEST_BACK)

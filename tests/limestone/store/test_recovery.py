@@ -1,4 +1,6 @@
-"""Data directories: recorded ones recover to the recorded rows, a crash keeps durable data, damage is named."""
+"""Data directories: recorded ones recover to the recorded rows, a crash keeps durable data, and errors name
+the damage.
+"""
 
 from __future__ import annotations
 
@@ -60,20 +62,20 @@ def test_recorded_directories_recover_to_the_recorded_rows(tmp_path: Path, side:
         ("basic/master-dir", "restart/master-dir"),
     ],
 )
-def test_the_snapshot_file_is_the_real_programs(before: str, after: str) -> None:
+def test_snapshot_file_equals_that_of_the_real_program(before: str, after: str) -> None:
     found = recover(DISK, str(HERE / before), repairs=False)
     changes = found.snapshot.changes(with_removes=bool(found.catalog.compacted))
     assert encode_snapshot(changes) == (HERE / after / names.SNAPSHOT).read_bytes()
 
 
 @pytest.mark.parametrize("side", ["dirs-master", "dirs-replica"])
-def test_the_compacted_file_is_the_real_programs(side: str) -> None:
+def test_compacted_file_equals_that_of_the_real_program(side: str) -> None:
     found = recover(DISK, str(HERE / side / "before"), repairs=False)
     real = HERE / side / "after-offline-compaction" / names.COMPACTED
     assert encode_compacted(found.snapshot.rows()) == real.read_bytes()
 
 
-def test_undurable_sessions_are_marked_as_by_the_real_program(tmp_path: Path) -> None:
+def test_undurable_sessions_are_marked_as_in_the_real_program(tmp_path: Path) -> None:
     directory = copied(tmp_path, "tail", "dir-before-reopen")
     found = recover(DISK, str(directory))
     real = {name: data for name, data in content(HERE / "tail" / "dir").items() if names.is_pwal(name)}
@@ -97,7 +99,7 @@ def test_thousands_of_sessions_are_marked_with_one_sync(tmp_path: Path, monkeypa
     assert len(synced) <= 2 * len(found.files)
 
 
-def test_looking_changes_nothing(tmp_path: Path) -> None:
+def test_recovery_without_repairs_changes_nothing(tmp_path: Path) -> None:
     directory = copied(tmp_path, "tail", "dir-before-reopen")
     before = content(directory)
     recover(DISK, str(directory), repairs=False)
@@ -105,7 +107,7 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_removed_key_stays_removed_after_an_offline_compaction() -> None:
-    """In the original it does: the empty catalog keeps the remove out of its snapshot."""
+    """In the original the key returns, because an empty catalog keeps the remove out of the snapshot."""
     directory = HERE / "quirk-offline-remove" / "dir"
     found = recover(DISK, str(directory), repairs=False)
     removed = [token for token in found.snapshot.changes(with_removes=True) if token.type is EntryType.REMOVE]
@@ -148,8 +150,8 @@ def session(epoch: int, key: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("start", [1, 0xFE])
-def test_a_crash_at_any_moment_leaves_the_epochs_that_were_reported_and_no_half_of_another(start: int) -> None:
-    """Sessions are synced, then their epoch is written; recovery itself may be interrupted, too."""
+def test_crash_at_any_moment_keeps_reported_epochs_and_no_partial_one(start: int) -> None:
+    """Sessions are synced, then their epoch is written; recovery itself may also be interrupted."""
     reported: list[int] = []
 
     def prepare(disk: Disk) -> None:
@@ -180,13 +182,13 @@ def test_a_crash_at_any_moment_leaves_the_epochs_that_were_reported_and_no_half_
         assert [report.changes for report in again.files] == [FileRepair()]
 
 
-def test_an_empty_directory_is_an_empty_state(tmp_path: Path) -> None:
+def test_empty_directory_recovers_to_an_empty_state(tmp_path: Path) -> None:
     found = recover(DISK, str(tmp_path))
     assert (shown(found), found.last_epoch, found.max_blob_id) == ([], 0, 0)
 
 
 class Busy:
-    """A disk that runs a hook before the `moment`th call, and then before every `period`th."""
+    """A disk that runs a hook before call number `moment`, and then before every `period`th call."""
 
     def __init__(self, disk: Disk, moment: int, happens: Callable[[], None], period: int = 1 << 30) -> None:
         self._disk, self._moment, self._happens, self._period = disk, moment, happens, period
@@ -205,7 +207,7 @@ class Busy:
 
 
 class Channel:
-    """A channel of a running store: writes sessions, and rotates its file."""
+    """A channel of a running store that writes sessions and rotates its file."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk, self.sizes, self.rotations = disk, {"pwal_0000": 0}, 0
@@ -245,12 +247,12 @@ def test_file_rotated_at_any_moment_is_read_completely_once() -> None:
 
 
 def test_bytes_after_the_finished_sessions_are_not_read() -> None:
-    """They may be aborted and overwritten while they are read."""
+    """These bytes may be aborted and overwritten while they are read."""
     assert live_rows(1, lambda channel: channel.write(b"\xff" * 100, is_finished=False))[0] == [b"a", b"b"]
 
 
-def test_session_that_begins_while_files_are_read_is_not_looked_at() -> None:
-    """In a file of an earlier process, whose channel had no session before."""
+def test_session_that_begins_while_files_are_read_is_ignored() -> None:
+    """The session is in a file of an earlier process, whose channel had no session before."""
     _, disk = fresh()
     channel = Channel(disk)
     channel.write(session(1, b"a"))
@@ -264,7 +266,7 @@ def test_session_that_begins_while_files_are_read_is_not_looked_at() -> None:
     found.snapshot.close()
 
 
-def test_a_directory_that_never_stands_still_is_given_up() -> None:
-    """Each attempt meets more files, needs more calls for them, and so meets more changes: they multiply."""
+def test_live_recovery_fails_if_files_change_at_every_third_call() -> None:
+    """Each attempt finds more files, needs more calls to read them, and therefore sees even more changes."""
     with pytest.raises(LimestoneError, match="change faster"):
         live_rows(1, Channel.rotate, 3)

@@ -1,4 +1,4 @@
-"""Log files are rotated at an epoch boundary: no session is lost, waited for, or in the wrong file."""
+"""Log files are rotated at an epoch boundary: no session is lost, delayed, or in the wrong file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def write(channel: AsyncLogChannel, key: bytes) -> None:
 
 async def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # a crashed process awaits nothing
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # no task of a crashed process is awaited
     await asyncio.sleep(0)
     return task
 
@@ -50,7 +50,7 @@ def epochs(path: Path) -> dict[str, list[int]]:
     return {name: [snippet.epoch for snippet in snippets(DISK, f"{path}/{name}")] for name in logs}
 
 
-async def test_the_border_is_between_two_epochs_on_every_channel(tmp_path: Path) -> None:
+async def test_rotation_splits_every_channel_at_the_same_epoch(tmp_path: Path) -> None:
     store, (idle, busy, unused) = await opened(tmp_path, 3)
     for channel in (idle, busy):
         await write(channel, b"a")
@@ -81,7 +81,7 @@ async def test_the_border_is_between_two_epochs_on_every_channel(tmp_path: Path)
     await store.shutdown()
 
 
-async def test_files_of_channels_that_are_no_more_are_put_aside_too(tmp_path: Path) -> None:
+async def test_files_of_former_channels_are_rotated(tmp_path: Path) -> None:
     store, channels = await opened(tmp_path, 2)
     for channel in channels:
         await write(channel, b"a")
@@ -95,13 +95,13 @@ async def test_files_of_channels_that_are_no_more_are_put_aside_too(tmp_path: Pa
     await again.shutdown()
 
 
-async def test_with_nothing_to_put_aside_nobody_waits(tmp_path: Path) -> None:
+async def test_rotation_without_files_returns_at_once(tmp_path: Path) -> None:
     store, _ = await opened(tmp_path, 1)
     assert await store.rotate() == Rotated((), 0)
     await store.shutdown()
 
 
-async def test_two_rotations_at_once_are_two(tmp_path: Path) -> None:
+async def test_concurrent_rotations_both_complete(tmp_path: Path) -> None:
     store, (channel,) = await opened(tmp_path, 1)
     await write(channel, b"a")
     both = [await started(store.rotate()) for _ in range(2)]
@@ -110,7 +110,7 @@ async def test_two_rotations_at_once_are_two(tmp_path: Path) -> None:
     await store.shutdown()
 
 
-async def test_a_rotation_ends_with_the_store(tmp_path: Path) -> None:
+async def test_rotation_fails_when_the_store_is_shut_down(tmp_path: Path) -> None:
     store, (channel,) = await opened(tmp_path, 1)
     await write(channel, b"a")
     rotating, durable = await started(store.rotate()), await started(store.until_durable(1))

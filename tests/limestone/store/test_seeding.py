@@ -49,13 +49,13 @@ def seed(disk: Disk) -> None:
 
 
 def found(disk: Disk) -> dict[str, bytes]:
-    """Return data by name; only names that distinguish old from new data."""
+    """Return data by name, limited to the names that distinguish old from new data."""
     every = [*OLD_DATA, *NEW_DATA]
     contents = {name: files.read_whole(disk, f"{DIRECTORY}/{name}") for name in every}
     return {name: content for name, content in contents.items() if content is not None}
 
 
-def test_a_new_directory_follows_nobody() -> None:
+def test_new_directory_follows_no_master() -> None:
     _, disk = fresh()
     assert replica_seeding.read(disk, DIRECTORY) == SeedingState(None, Phase.SETTLED)
     assert replica_seeding.bring_back(disk, DIRECTORY) == (SeedingState(), False)
@@ -64,14 +64,14 @@ def test_a_new_directory_follows_nobody() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"{}", b"[]", b'{"follows":1,"phase":"settled"}', b'{"follows":null,"phase":"?"}']
 )
-def test_a_damaged_file_is_named(text: bytes) -> None:
+def test_damaged_file_is_reported_with_its_name(text: bytes) -> None:
     _, disk = fresh()
     write_whole(disk, f"{DIRECTORY}/{FILE}", text)
     with pytest.raises(DamagedFile, match=FILE):
         replica_seeding.read(disk, DIRECTORY)
 
 
-def test_what_is_put_aside_comes_back() -> None:
+def test_bring_back_restores_the_old_data() -> None:
     _, disk = fresh()
     born(disk)
     seed(disk)
@@ -81,8 +81,8 @@ def test_what_is_put_aside_comes_back() -> None:
     assert files.read_whole(disk, f"{DIRECTORY}/{names.MANIFEST}") == b"manifest"
 
 
-def test_what_an_older_seeding_left_aside_does_not_come_back() -> None:
-    """Its file may have been removed by hand, or the directory restored."""
+def test_bring_back_ignores_files_of_an_earlier_seeding() -> None:
+    """The state file may be missing because a user removed it or restored the directory."""
     _, disk = fresh()
     born(disk)
     disk.make_directory(f"{DIRECTORY}/{ASIDE}")
@@ -94,7 +94,7 @@ def test_what_an_older_seeding_left_aside_does_not_come_back() -> None:
     assert found(disk) == OLD_DATA
 
 
-def test_new_data_that_is_kept_stays() -> None:
+def test_kept_new_data_survives_bring_back() -> None:
     _, disk = fresh()
     born(disk)
     seed(disk)
@@ -106,7 +106,7 @@ def test_new_data_that_is_kept_stays() -> None:
     assert disk.list_directory(f"{DIRECTORY}/{ASIDE}/blob/dir_07") == []
 
 
-def test_a_crash_at_any_moment_of_a_seeding_leaves_the_old_data_or_the_new() -> None:
+def test_crash_during_a_seeding_leaves_the_old_or_the_new_data() -> None:
     is_kept: list[bool] = []
 
     def work(disk: Disk) -> None:
@@ -117,7 +117,7 @@ def test_a_crash_at_any_moment_of_a_seeding_leaves_the_old_data_or_the_new() -> 
         replica_seeding.discard(disk, DIRECTORY, state)
 
     for disk, _ in crashed(born, work):
-        catalog.read(disk, DIRECTORY)  # which is done before any repair
+        catalog.read(disk, DIRECTORY)  # bring_back runs before any repair
         state, _ = replica_seeding.bring_back(disk, DIRECTORY)
         assert state.phase is Phase.SETTLED
         if state.follows == NEW:
@@ -127,7 +127,7 @@ def test_a_crash_at_any_moment_of_a_seeding_leaves_the_old_data_or_the_new() -> 
             assert found(disk) == OLD_DATA
 
 
-def test_a_crash_at_any_moment_of_bringing_back_is_put_right_by_the_next() -> None:
+def test_bring_back_can_be_repeated_after_a_crash_at_any_moment() -> None:
     def prepare(disk: Disk) -> None:
         born(disk)
         seed(disk)
@@ -142,7 +142,7 @@ def void(_: object) -> None:
     pass
 
 
-def test_a_crash_at_any_moment_of_a_promotion_is_put_right_by_the_next() -> None:
+def test_promotion_can_be_repeated_after_a_crash_at_any_moment() -> None:
     def prepare(disk: Disk) -> None:
         born(disk)
         seed(disk)

@@ -26,7 +26,7 @@ from tests.limestone.world import outside_on
 
 DISK = production().disk
 AGAIN_EVERY = 7
-"""The store continues after one of this many crashes."""
+"""The store continues after one in this many crashes."""
 
 
 async def keys(store: AsyncDatastore) -> list[bytes]:
@@ -41,7 +41,7 @@ async def reopened(path: Path) -> list[bytes]:
     return found
 
 
-async def test_compaction_loses_nothing_of_sessions_that_are_open_meanwhile(tmp_path: Path) -> None:
+async def test_compaction_keeps_sessions_that_are_open_meanwhile(tmp_path: Path) -> None:
     store, (one, other) = await opened(tmp_path, 2)
     await write(one, b"a")
     await other.begin_session()
@@ -65,13 +65,13 @@ async def test_compaction_loses_nothing_of_sessions_that_are_open_meanwhile(tmp_
     assert await reopened(tmp_path) == [b"a", b"newer", b"late"]
 
 
-async def test_of_an_empty_store_there_is_nothing_to_compact(tmp_path: Path) -> None:
+async def test_compaction_of_an_empty_store_leaves_an_empty_catalog(tmp_path: Path) -> None:
     store, _ = await opened(tmp_path, 1)
     assert (await store.compact()).catalog == Catalog()
     await store.shutdown()
 
 
-async def test_a_removed_key_does_not_come_back(tmp_path: Path) -> None:
+async def test_removed_key_stays_removed_after_a_compaction(tmp_path: Path) -> None:
     store, (channel,) = await opened(tmp_path, 1)
     await write(channel, b"a")
     compacting = await started(store.compact())
@@ -86,9 +86,7 @@ async def test_a_removed_key_does_not_come_back(tmp_path: Path) -> None:
     assert await reopened(tmp_path) == []
 
 
-async def test_a_wish_that_was_left_is_fulfilled_and_taken_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_request_file_starts_a_compaction_and_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.01)
     store, (channel,) = await opened(tmp_path, 1)
     await write(channel, b"a")
@@ -104,7 +102,7 @@ async def test_a_wish_that_was_left_is_fulfilled_and_taken_away(
     await store.shutdown()
 
 
-async def test_a_wish_that_cannot_be_fulfilled_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_compaction_of_a_request_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.01)
     reported: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.set_result(context["message"]))
@@ -117,7 +115,7 @@ async def test_a_wish_that_cannot_be_fulfilled_is_reported(tmp_path: Path, monke
     await store.shutdown()
 
 
-async def test_blobs_that_nobody_can_see_any_more_go_with_a_compaction(tmp_path: Path) -> None:
+async def test_compaction_keeps_blobs_that_are_visible_or_pending(tmp_path: Path) -> None:
     store, (channel,) = await opened(tmp_path, 1)
     pool = store.blob_pool()
     old, new, waiting = [await pool.register_data(b"%d" % number) for number in range(3)]
@@ -137,14 +135,14 @@ async def test_blobs_that_nobody_can_see_any_more_go_with_a_compaction(tmp_path:
 
 
 async def compacted_beside(store: AsyncDatastore, epoch: int) -> None:
-    """Run a compaction that may delete blobs, while epochs continue."""
+    """Run a compaction that may delete blobs while epochs advance."""
     store.switch_available_boundary_version(WriteVersion(epoch, 0))
     compacting = await started(store.compact())
     await store.switch_epoch(epoch)
     await compacting
 
 
-async def test_a_blob_of_a_session_that_is_open_stays_though_no_file_is_to_be_put_aside(tmp_path: Path) -> None:
+async def test_compaction_keeps_a_blob_of_an_open_session_when_no_file_is_rotated(tmp_path: Path) -> None:
     store, (channel,) = await opened(tmp_path, 1)
     pool = store.blob_pool()
     first, second = await pool.register_data(b"first"), await pool.register_data(b"second")
@@ -162,7 +160,7 @@ async def test_a_blob_of_a_session_that_is_open_stays_though_no_file_is_to_be_pu
     await store.shutdown()
 
 
-async def test_a_blob_of_a_session_that_was_taken_back_waits_for_another_one(tmp_path: Path) -> None:
+async def test_compaction_keeps_a_blob_of_an_aborted_session_in_its_pool(tmp_path: Path) -> None:
     store, (channel,) = await opened(tmp_path, 1)
     pool = store.blob_pool()
     first, second = await pool.register_data(b"first"), await pool.register_data(b"second")
@@ -179,12 +177,12 @@ async def test_a_blob_of_a_session_that_was_taken_back_waits_for_another_one(tmp
     assert read_whole(DISK, store.blob_path(first)) == b"first"
     await channel.abort_session()
     with pytest.raises(BlobError):
-        store.blob_path(first)  # no session can name it any more
+        store.blob_path(first)  # no session can name the blob any more
     await store.shutdown()
 
 
 async def until_rotating(store: AsyncDatastore, work: asyncio.Future[Any]) -> None:
-    """Wait until the work waits for an epoch switch, or has ended."""
+    """Wait until the work is waiting for an epoch switch, or has ended."""
     for _ in range(100):
         if store._rotations or work.done():
             return
@@ -194,7 +192,7 @@ async def until_rotating(store: AsyncDatastore, work: asyncio.Future[Any]) -> No
 
 @pytest.mark.timeout(3600)
 def test_crash_during_a_compaction_or_backup_loses_no_reported_epoch() -> None:
-    """Sessions continue; the store reopens with whole epochs, and compacts."""
+    """Sessions continue during the work; the store reopens with whole epochs, and compacts."""
     told: list[int] = []
 
     async def program(disk: Disk) -> None:

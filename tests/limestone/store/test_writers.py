@@ -13,7 +13,7 @@ from flowstone.limestone.store.writers import Writers
 DEADLINE_SECONDS = 60
 
 
-async def test_who_writes_is_waited_for_and_nobody_comes_after() -> None:
+async def test_closing_waits_for_writers_and_admits_no_new_ones() -> None:
     is_open, begun, may_end = threading.Event(), threading.Event(), threading.Event()
     is_open.set()
     order: list[str] = []
@@ -45,7 +45,7 @@ async def test_who_writes_is_waited_for_and_nobody_comes_after() -> None:
     assert order == ["written"]
 
 
-async def test_who_stops_waiting_disturbs_nobody_who_writes() -> None:
+async def test_cancelled_wait_does_not_disturb_writers() -> None:
     writers = Writers(threading.RLock(), lambda: None)
     with writers.writing(), pytest.raises(TimeoutError):
         async with asyncio.timeout(0):

@@ -1,4 +1,7 @@
-"""Inspection: the original's answers to every kind of damage, epoch files that it cannot read; no file changes."""
+"""Inspection: the original's answers to every kind of damage, and epoch files that the original cannot read.
+
+No file changes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def inspected(directory: Path, epoch: int | None = None) -> Inspection:
 
 
 @pytest.mark.parametrize("case", MATRIX, ids=[case.name for case in MATRIX])
-def test_damage_is_judged_as_the_real_tool_does(case: Damage, tmp_path: Path) -> None:
+def test_verdict_on_damage_equals_that_of_the_real_tool(case: Damage, tmp_path: Path) -> None:
     found = inspected(damage.write(tmp_path / "data", case.appended))
     assert found.status is CODES[case.inspect]
     assert found.durable_epoch == 5
@@ -57,7 +60,7 @@ def test_counts_of_recorded_directories_equal_those_of_the_real_tool(side: str) 
     ]
 
 
-def test_files_that_a_compaction_has_replaced_are_looked_at_and_told_apart(tmp_path: Path) -> None:
+def test_detached_files_that_a_compaction_replaced_are_inspected_as_superfluous(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     detached = "pwal_0000.01794772615522.0"
     (directory / detached).write_bytes(damage.CLEAN + damage.ENTRY[:-1])
@@ -68,15 +71,15 @@ def test_files_that_a_compaction_has_replaced_are_looked_at_and_told_apart(tmp_p
     assert found.status is InspectionStatus.UNREPAIRABLE
 
 
-def test_blobs_that_rows_name_and_nobody_has_are_told(tmp_path: Path) -> None:
+def test_missing_blobs_of_rows_are_reported(tmp_path: Path) -> None:
     directory = Path(shutil.copytree(recorded.HERE / "dirs-master/before", tmp_path / "data"))
     (directory / names.blob(2)).unlink()
     assert inspected(directory).missing_blobs == (2,)
     (directory / "pwal_0001").write_bytes(damage.ENTRY)
-    assert inspected(directory).missing_blobs == ()  # unreadable rows name none
+    assert inspected(directory).missing_blobs == ()  # unreadable rows name no blobs
 
 
-def test_another_epoch_can_be_taken_for_the_durable_one(tmp_path: Path) -> None:
+def test_durable_epoch_can_be_overridden(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", damage.SIX)
     assert inspected(directory, epoch=6).status is InspectionStatus.OK
     assert inspected(directory, epoch=4).counts == {EntryType.NORMAL: 1}
@@ -88,20 +91,20 @@ RECORDS = epoch_file.record(4) + epoch_file.record(5)
 @pytest.mark.parametrize(
     ("data", "durable", "status"),
     [
-        (RECORDS + b"\x04\x05", 5, InspectionStatus.AUTO_REPAIRABLE),  # torn
+        (RECORDS + b"\x04\x05", 5, InspectionStatus.AUTO_REPAIRABLE),  # a torn record
         (RECORDS + bytes(20), 5, InspectionStatus.AUTO_REPAIRABLE),
         (epoch_file.record(4) + b"garbage!!" + epoch_file.record(5), 5, InspectionStatus.AUTO_REPAIRABLE),
         (
             epoch_file.record(4) + b"garbage!!" + epoch_file.record(1 << 60),
             4,
             InspectionStatus.AUTO_REPAIRABLE,
-        ),  # cannot be
+        ),  # unrepairable
         (b"garbage!!" + epoch_file.record(5), 5, InspectionStatus.AUTO_REPAIRABLE),
         (b"garbage!!", None, InspectionStatus.UNREPAIRABLE),
         (b"", None, InspectionStatus.UNREPAIRABLE),  # there were several epochs
     ],
 )
-def test_epoch_files_that_the_real_tool_does_not_read(
+def test_epoch_files_that_the_real_tool_cannot_read_are_inspected(
     tmp_path: Path, data: bytes, durable: int | None, status: InspectionStatus
 ) -> None:
     directory = damage.write(tmp_path / "data", b"")
@@ -111,7 +114,7 @@ def test_epoch_files_that_the_real_tool_does_not_read(
     assert found.epoch_file.problem is not None
 
 
-def test_what_was_compacted_was_durable(tmp_path: Path) -> None:
+def test_durable_epoch_is_at_least_that_of_the_catalog(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     catalog.write(DISK, str(directory), Catalog(max_epoch_id=4))
     (directory / names.EPOCH).write_bytes(b"garbage")
@@ -126,7 +129,7 @@ def test_unreadable_catalog_is_reported(tmp_path: Path) -> None:
     assert found.status is InspectionStatus.UNREPAIRABLE
 
 
-def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
+def test_progress_is_reported_in_bytes(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"\x55")
     told: list[tuple[int, str]] = []
     inspect(DISK, str(directory), OURS, tell=lambda size, name: told.append((size, name)))

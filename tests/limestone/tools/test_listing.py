@@ -1,4 +1,4 @@
-"""Listings: every entry of a file in its place, with its session's epoch, and whether it is valid."""
+"""Listings: every entry of a file in its place, with its session's epoch, and whether the entry is durable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.limestone import damage, recorded
 DISK = production().disk
 
 
-def test_what_counts_is_told_from_what_is_marked_of_a_later_epoch_or_torn(tmp_path: Path) -> None:
+def test_listing_shows_epoch_and_durability_of_each_entry(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"\x06" + damage.SIX[1:] + damage.SIX + damage.ENTRY[:-1])
     found = list(listing.listing(DISK, str(directory), "pwal_0000", 5))
     told = [(each.epoch, each.is_durable, type(each.token)) for each in found]

@@ -1,4 +1,4 @@
-"""Offline compaction: the original's file without its defects: blobs, ids and removed keys are correct."""
+"""Offline compaction: the original's file without its defects; blobs, ids and removed keys are correct."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shown(directory: Path) -> list[tuple[int, bytes, bytes]]:
     return [(row.storage_id, row.key, row.value) for row in original.rows(DISK, str(directory))]
 
 
-def test_it_leaves_the_real_programs_file_and_keeps_blobs_and_their_ids(directory: Path) -> None:
+def test_compacted_file_equals_that_of_the_real_program_and_blobs_are_kept(directory: Path) -> None:
     done = compact_offline(OUTSIDE, str(directory))
     after = REAL / "after-offline-compaction"
     for name in (names.COMPACTED, names.EPOCH):
@@ -55,10 +55,10 @@ def test_it_leaves_the_real_programs_file_and_keeps_blobs_and_their_ids(director
     assert found is not None
     assert before is not None
     assert found.is_current
-    assert found.instance_uuid != before.instance_uuid  # as of the original: no replica may resume after it
+    assert found.instance_uuid != before.instance_uuid  # as in the original: no replica may resume now
 
 
-def test_the_backup_is_the_directory_as_it_was(directory: Path) -> None:
+def test_backup_is_the_directory_before_the_compaction(directory: Path) -> None:
     done = compact_offline(OUTSIDE, str(directory))
     assert done.backup is not None
     for path in (REAL / "before").rglob("*"):
@@ -68,20 +68,20 @@ def test_the_backup_is_the_directory_as_it_was(directory: Path) -> None:
     assert len(list(directory.parent.iterdir())) == 2
 
 
-def test_a_key_that_is_removed_later_stays_so_at_the_originals_next_start(directory: Path) -> None:
-    """After the original's own compaction it comes back."""
+def test_key_removed_after_compaction_stays_removed_when_the_original_starts(directory: Path) -> None:
+    """After the original's own compaction the key returns."""
     compact_offline(OUTSIDE, str(directory), keeps_backup=False)
     (directory / "pwal_0000").write_bytes(session(6, remove(1, b"k1", WriteVersion(6, 1))))
     (directory / names.EPOCH).write_bytes(epoch_file.record(6))
     assert (1, b"k1") not in [(storage, key) for storage, key, _ in shown(directory)]
     quirk = Path(shutil.copytree(recorded.HERE / "quirk-offline-remove/dir", directory.parent / "quirk"))
     rows = recover(DISK, str(quirk), repairs=False).snapshot.rows()
-    assert len(shown(quirk)) == len(rows) + 1  # so the rules above are the original's
+    assert len(shown(quirk)) == len(rows) + 1  # the original's rules above therefore show the defect
     compact_offline(OUTSIDE, str(quirk))
     assert len(shown(quirk)) == len(rows)
 
 
-def test_blobs_that_no_row_names_go_and_those_of_larger_ids_stay(directory: Path) -> None:
+def test_unreferenced_blobs_are_deleted_except_those_of_larger_ids(directory: Path) -> None:
     append(directory / "pwal_0001", session(6, remove(3, b"kb", WriteVersion(6, 1))))
     append(directory / names.EPOCH, epoch_file.record(6))
     (directory / "blob/dir_09").mkdir()
@@ -93,7 +93,7 @@ def test_blobs_that_no_row_names_go_and_those_of_larger_ids_stay(directory: Path
     assert blobs.stored_ids(DISK, done.backup) == [1, 2, 3, 9]
 
 
-def test_what_never_became_durable_is_left_out_and_another_epoch_can_be_said(directory: Path) -> None:
+def test_undurable_sessions_are_omitted_unless_the_epoch_is_overridden(directory: Path) -> None:
     append(directory / "pwal_0000", session(6, set_key(b"new", b"6", 6)))
     other = Path(shutil.copytree(directory, directory.parent / "other"))
     older = Path(shutil.copytree(directory, directory.parent / "older"))
@@ -111,9 +111,9 @@ def files(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_what_is_compacted_already_stays_as_it_is(directory: Path) -> None:
+def test_compacted_directory_is_left_unchanged(directory: Path) -> None:
     first = compact_offline(OUTSIDE, str(directory), keeps_backup=False)
-    (directory / "pwal_0000").write_bytes(b"")  # of a datastore that was opened since, and wrote nothing
+    (directory / "pwal_0000").write_bytes(b"")  # as after a datastore was opened later and wrote nothing
     append(directory / names.EPOCH, epoch_file.record(8))
     before = files(directory)
     for epoch in (None, 8):
@@ -126,7 +126,7 @@ def test_what_is_compacted_already_stays_as_it_is(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["a session", "another epoch", "a damaged epoch file", "one put aside", "no catalog"])
-def test_what_is_compacted_already_may_have_work_all_the_same(directory: Path, what: str) -> None:
+def test_compacted_directory_with_other_changes_is_compacted_again(directory: Path, what: str) -> None:
     compact_offline(OUTSIDE, str(directory), keeps_backup=False)
     epoch = None
     if what == "a session":
@@ -138,7 +138,7 @@ def test_what_is_compacted_already_may_have_work_all_the_same(directory: Path, w
         (directory / names.EPOCH).write_bytes(b"garbage!!")
     elif what == "one put aside":
         shutil.copy(directory / names.EPOCH, directory / "epoch.01794772615522.5")
-    else:  # as the original's own tool leaves it
+    else:  # the original's own tool leaves an empty catalog
         catalog.write(DISK, str(directory), Catalog())
     done = compact_offline(OUTSIDE, str(directory), epoch=epoch)
     assert done.plan.has_work
@@ -148,8 +148,8 @@ def test_what_is_compacted_already_may_have_work_all_the_same(directory: Path, w
 
 
 @pytest.mark.parametrize("tool", ["compact", "repair"])
-def test_a_replica_whose_durable_epoch_was_said_by_hand_is_not_resumed(directory: Path, tool: str) -> None:
-    """It has another epoch than its master sent; at its real durable epoch it stays a replica."""
+def test_replica_with_an_overridden_durable_epoch_is_not_resumed(directory: Path, tool: str) -> None:
+    """This epoch is not the one that the master sent; with the real durable epoch it would remain a replica."""
     path, follows = str(directory), replica_seeding.SeedingState("11111111-1111-4111-8111-111111111111")
     replica_seeding.write(DISK, path, follows)
     durable = epoch_file.read(DISK, path).durable
@@ -165,14 +165,14 @@ def test_a_replica_whose_durable_epoch_was_said_by_hand_is_not_resumed(directory
     assert follows.follows in lineage.read(DISK, path)
 
 
-def test_a_damaged_file_is_no_compacted_one(directory: Path) -> None:
+def test_damaged_compacted_file_is_rejected(directory: Path) -> None:
     compact_offline(OUTSIDE, str(directory), keeps_backup=False)
     append(directory / names.COMPACTED, b"\x01")
     with pytest.raises(DamagedFile, match=names.COMPACTED):
         compact_offline(OUTSIDE, str(directory))
 
 
-def test_what_a_crash_left_in_the_epoch_file_is_gone(directory: Path) -> None:
+def test_torn_epoch_file_of_a_crash_is_replaced(directory: Path) -> None:
     (directory / names.EPOCH).rename(directory / "epoch.01794772615522.5")
     (directory / names.EPOCH).write_bytes(b"\x04\x01")
     compact_offline(OUTSIDE, str(directory))
@@ -180,7 +180,7 @@ def test_what_a_crash_left_in_the_epoch_file_is_gone(directory: Path) -> None:
     assert not (directory / "epoch.01794772615522.5").exists()
 
 
-def test_a_directory_of_an_older_format_becomes_one_of_ours(directory: Path) -> None:
+def test_directory_of_an_older_format_is_migrated(directory: Path) -> None:
     (directory / names.MANIFEST).write_bytes(manifest.encode(Manifest(None, 2, "1.0")))
     compact_offline(OUTSIDE, str(directory))
     found = manifest.read(DISK, str(directory))
@@ -205,7 +205,7 @@ def test_links_damage_and_directories_in_use_are_rejected_before_any_change(dire
     assert sorted(path.name for path in directory.parent.iterdir()) == ["data", "link"]
 
 
-def test_looking_at_the_plan_changes_nothing(directory: Path) -> None:
+def test_planning_and_checking_change_nothing(directory: Path) -> None:
     before = sorted(directory.rglob("*"))
     planned = offline_compaction.plan(DISK, str(directory))
     assert planned == offline_compaction.CompactionPlan(5, ("pwal_0000", "pwal_0001"), (), 788)
@@ -213,7 +213,7 @@ def test_looking_at_the_plan_changes_nothing(directory: Path) -> None:
     assert sorted(directory.rglob("*")) == before
 
 
-def test_a_crash_at_any_moment_leaves_the_same_rows() -> None:
+def test_crash_at_any_moment_leaves_the_same_rows() -> None:
     def prepare(disk: Disk) -> None:
         manifest.create(disk, DIRECTORY, "11111111-1111-4111-8111-111111111111")
         two_files(disk)
@@ -224,6 +224,6 @@ def test_a_crash_at_any_moment_leaves_the_same_rows() -> None:
 
     for number, (disk, _) in enumerate(crashed(prepare, work)):
         assert both(disk) == [(1, b"a", b"4")]
-        if number % 5 == 0:  # slow
+        if number % 5 == 0:  # only sometimes, because this is slow
             work(disk)
             assert both(disk) == [(1, b"a", b"4")]

@@ -1,4 +1,4 @@
-"""Repair: the original's bytes for every kind of damage, epoch files that it cannot repair, a backup."""
+"""Repair: the original's bytes for every kind of damage, epoch files that the original cannot repair, and a backup."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def repaired(directory: Path, *, epoch: int | None = None, cuts: bool = False) -
 
 @pytest.mark.parametrize("cuts", [False, True], ids=["mark", "cut"])
 @pytest.mark.parametrize("case", MATRIX, ids=[case.name for case in MATRIX])
-def test_damage_is_repaired_as_the_real_tool_does(case: Damage, cuts: bool, tmp_path: Path) -> None:
+def test_repaired_bytes_equal_those_of_the_real_tool(case: Damage, cuts: bool, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", case.appended)
     planned, _ = repaired(directory, cuts=cuts)
     assert planned.status.value == (case.cut if cuts else case.repair)
@@ -56,8 +56,8 @@ def test_damage_is_repaired_as_the_real_tool_does(case: Damage, cuts: bool, tmp_
     assert repair.plan(DISK, str(directory), MS).status is RepairStatus.OK
 
 
-def test_bytes_that_would_pass_for_an_epoch_and_sessions_behind_it_are_cut_off(tmp_path: Path) -> None:
-    """The original marks the first of them, and its next start trusts the rest."""
+def test_unreadable_bytes_before_a_session_are_cut_off_with_it(tmp_path: Path) -> None:
+    """The original marks only the unreadable bytes, and its next start trusts the rest."""
     garbage = b"\x55" * 9 + session(5, set_key(b"ghost", b"", 5))
     directory = damage.write(tmp_path / "data", SIX + garbage)
     planned, _ = repaired(directory)
@@ -66,7 +66,7 @@ def test_bytes_that_would_pass_for_an_epoch_and_sessions_behind_it_are_cut_off(t
     assert recover(DISK, str(directory), repairs=False).last_epoch == 6
 
 
-def test_healthy_files_are_put_aside_too_and_empty_ones_not(tmp_path: Path) -> None:
+def test_intact_files_are_rotated_and_empty_ones_are_not(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / "pwal_0001").write_bytes(b"")
     (directory / ASIDE).write_bytes(session(4, set_key(b"x", b"", 4)))
@@ -78,7 +78,7 @@ def test_healthy_files_are_put_aside_too_and_empty_ones_not(tmp_path: Path) -> N
     assert repaired(directory)[1] is None
 
 
-def test_another_epoch_can_be_taken_for_the_durable_one(tmp_path: Path) -> None:
+def test_durable_epoch_can_be_overridden(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", SIX)
     planned, _ = repaired(directory, epoch=4)
     assert [len(file.changes.marks) for file in planned.files] == [2]
@@ -96,7 +96,7 @@ def test_another_epoch_can_be_taken_for_the_durable_one(tmp_path: Path) -> None:
         (b"garbage!!", 6, RepairStatus.REPAIRED, 6),
     ],
 )
-def test_an_epoch_file_is_repaired_which_the_real_tool_cannot(
+def test_epoch_file_that_the_real_tool_cannot_repair_is_repaired(
     tmp_path: Path, data: bytes, epoch: int | None, status: RepairStatus, record: int | None
 ) -> None:
     directory = damage.write(tmp_path / "data", SIX)
@@ -121,14 +121,14 @@ def test_directory_of_an_older_format_is_migrated(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_without_a_catalog_nobody_knows_which_files_count(tmp_path: Path) -> None:
+def test_damaged_catalog_is_rejected(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / names.CATALOG).write_bytes(b"?")
     with pytest.raises(DamagedFile, match=names.CATALOG):
         repair.plan(DISK, str(directory), MS)
 
 
-def test_after_a_crash_at_any_moment_it_can_be_done_again() -> None:
+def test_repair_can_be_repeated_after_a_crash_at_any_moment() -> None:
     torn = session(2, set_key(b"b", b"2", 2)) + encode(Marker(EntryType.MARKER_BEGIN, 3)) + b"\x01\x02"
 
     def prepare(disk: Disk) -> None:
@@ -156,7 +156,7 @@ def test_after_a_crash_at_any_moment_it_can_be_done_again() -> None:
 @pytest.mark.parametrize(
     "content", [None, b"", b"\x04\x05\x00\x00\x00", bytes(27)], ids=["gone", "empty", "torn", "zeros"]
 )
-def test_an_epoch_file_that_tells_nothing_is_made_by_whoever_knows(content: bytes | None, tmp_path: Path) -> None:
+def test_epoch_file_without_records_is_repaired_only_with_a_given_epoch(content: bytes | None, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     if content is None:
         (directory / "epoch").unlink()
@@ -173,7 +173,7 @@ def test_an_epoch_file_that_tells_nothing_is_made_by_whoever_knows(content: byte
     assert recover(DISK, str(directory), repairs=False).snapshot.rows()
 
 
-def test_a_record_that_damage_made_is_not_believed(tmp_path: Path) -> None:
+def test_implausible_record_before_damage_is_ignored(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     records = [epoch_file.record(epoch) for epoch in (5, 2734246854320457035)]
     (directory / "epoch").write_bytes(b"".join(records) + b"\x55" * 20)

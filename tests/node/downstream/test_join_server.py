@@ -58,7 +58,7 @@ def tuples(rows: list[Row], space_id: int) -> list[Any]:
     return [values(row)[0x21] for row in rows if row.type == RequestType.INSERT and values(row)[0x10] == space_id]
 
 
-async def test_a_join_is_a_snapshot_the_registration_and_three_positions(master: Master) -> None:
+async def test_join_sends_a_snapshot_the_registration_and_three_positions(master: Master) -> None:
     start = master.instance.vclock
     rows = (await master.join()).take()
     positions = [number for number, row in enumerate(rows) if row.type == RequestType.OK]
@@ -154,7 +154,7 @@ async def test_snapshot_is_consistent_and_includes_rows_pending_for_the_log(mast
     assert tuples([row for row in rows if not row.lsn], 512) == [(1,), (7,)]
 
 
-async def test_a_join_fails_when_the_log_does(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_join_fails_when_the_log_cannot_be_written(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -164,7 +164,7 @@ async def test_a_join_fails_when_the_log_does(master: Master, monkeypatch: pytes
     assert master.collector.consumers == []
 
 
-async def test_the_smallest_free_id_is_given(master: Master) -> None:
+async def test_joining_member_gets_the_smallest_free_id(master: Master) -> None:
     for number in (2, 3, 5):
         await master.write(
             lambda txn, number=number: statements.insert(  # type: ignore[misc]
@@ -175,7 +175,7 @@ async def test_the_smallest_free_id_is_given(master: Master) -> None:
     assert dict(members(master.instance))[4] == str(REPLICA)
 
 
-async def test_id_of_a_former_member_is_given_only_when_all_ids_were_used(
+async def test_id_of_a_former_member_is_reused_only_when_all_ids_were_used(
     master: Master, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = master.instance.box.space(320)
@@ -202,7 +202,7 @@ async def test_thirty_second_member_is_rejected(master: Master) -> None:
     assert len(master.collector.consumers) == 30
 
 
-async def test_a_member_that_joins_again_keeps_its_id_and_needs_no_write(master: Master) -> None:
+async def test_rejoining_member_keeps_its_id_without_a_write(master: Master) -> None:
     await master.join()
     before = master.instance.vclock
     master.instance.box.is_read_only = True
@@ -224,7 +224,7 @@ async def waiting(master: Master) -> asyncio.Task[None]:
     return task
 
 
-async def test_a_join_waits_for_verdicts_of_the_queue(master: Master) -> None:
+async def test_join_waits_for_verdicts_on_pending_transactions(master: Master) -> None:
     writing = await waiting(master)
     connection = Connection()
     task = asyncio.create_task(master.join(connection=connection))
@@ -252,7 +252,7 @@ async def test_join_fails_with_the_transaction_it_waits_for(master: Master) -> N
 
 
 class Effect:
-    """A transaction of another member."""
+    """Return a transaction of another member."""
 
     def commit(self) -> None: ...
 
@@ -292,7 +292,7 @@ async def test_registration_fails_when_foreign_transactions_stay_pending(master:
     assert str(REPLICA) not in dict(members(master.instance)).values()
 
 
-async def test_a_confirm_in_the_final_stage_is_a_nop_to_2_6(master: Master) -> None:
+async def test_confirm_in_the_final_stage_is_sent_to_2_6_as_a_nop(master: Master) -> None:
     await master.write(lambda txn: ddl.create_space(txn, "sync", is_sync=True))
     await master.write(lambda txn: ddl.create_index(txn, "sync", "pk"))
 
@@ -311,7 +311,7 @@ async def test_a_confirm_in_the_final_stage_is_a_nop_to_2_6(master: Master) -> N
     assert [row.lsn - rows[0].lsn for row in rows] == [0, 1, 2, 3]
 
 
-async def test_a_snapshot_alone_ends_with_its_position(newer: Master) -> None:
+async def test_fetched_snapshot_ends_with_its_position(newer: Master) -> None:
     before = newer.instance.vclock
     rows = (await newer.fetch(FetchSnapshot(VERSION_2_11), sync=3)).take()
     assert kinds(rows[:5]) == ["OK", "JOIN_META", "RAFT", "RAFT_PROMOTE", "JOIN_SNAPSHOT"]
@@ -374,5 +374,5 @@ async def test_join_keeps_no_logs_after_the_replica_disconnects(master: Master) 
     assert REPLICA not in dict(members(master.instance)).values()
 
 
-def test_versions_are_those_of_the_wire() -> None:
+def test_version_ids_equal_those_on_the_wire() -> None:
     assert (VERSION_2_6, VERSION_2_11) == (132608, 133897)

@@ -74,7 +74,7 @@ async def read(connection: Connection, last: int, replica_id: int = 1) -> list[s
 # --- start of a relay ---
 
 
-async def test_the_answer_names_us_and_our_position_and_a_heartbeat_follows(master: Master) -> None:
+async def test_subscribe_is_answered_with_identity_and_position_and_then_a_heartbeat(master: Master) -> None:
     answer, heartbeat = (await master.subscribe(master.instance.vclock, sync=5)).take()
     reply = decode_subscribe_reply(answer)
     assert (reply.replica_id, reply.vclock, reply.replicaset_uuid) == (1, master.instance.vclock, REPLICASET_UUID)
@@ -83,7 +83,7 @@ async def test_the_answer_names_us_and_our_position_and_a_heartbeat_follows(mast
     assert answer.sync == heartbeat.sync == 5
 
 
-async def test_newer_servers_tell_the_term_and_number_their_heartbeats(newer: Master) -> None:
+async def test_newer_servers_send_the_term_and_numbered_heartbeats(newer: Master) -> None:
     first = await newer.subscribe(newer.instance.vclock)
     rows = first.take()
     assert kinds(rows) == ["OK", "RAFT", "OK"]
@@ -137,10 +137,10 @@ async def test_missing_logs_are_reported_after_the_heartbeat(master: Master, tmp
         connection.take()
 
 
-async def test_a_log_that_cannot_be_read_ends_the_connection_without_a_word(
+async def test_unreadable_log_closes_the_connection_without_an_error(
     master: Master, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Most errors would stop the replica for good; this way it retries."""
+    """Most errors would stop the replica for good; after a lost connection it retries."""
     damage(tmp_path)
     connection = await master.subscribe(VClock({1: 1}))
     await until(lambda: connection.is_closed)
@@ -271,7 +271,7 @@ async def test_term_in_an_ack_is_ignored_in_2_6(master: Master) -> None:
     assert (master.instance.elections.term, master.instance.journal.vclock) == (1, before)
 
 
-async def test_a_term_in_an_ack_is_heard_before_the_ack_counts(newer: Master) -> None:
+async def test_term_in_an_ack_is_processed_before_the_ack_counts(newer: Master) -> None:
     connection = await newer.subscribe(newer.instance.vclock)
     assert connection.receiver is not None
     terms: list[int] = []
@@ -313,7 +313,7 @@ async def test_rows_wait_for_the_disk_with_synchronous_writes(tmp_path: Path) ->
     await master.close()
 
 
-# --- behind ---
+# --- lag ---
 
 
 async def test_relay_reads_files_first_and_then_the_tail_in_memory(master: Master) -> None:
@@ -424,7 +424,7 @@ async def test_members_are_queried_for_their_position_and_answer_by_number(newer
     newer.relays.on_answer.append(lambda *answer: answers.append(answer))
     connection = await newer.subscribe(newer.instance.vclock)
     assert newer.relays.synchronize() == {2: 2}
-    assert newer.relays.synchronize() == {2: 2}, "nothing was sent yet: both share it"
+    assert newer.relays.synchronize() == {2: 2}, "nothing was sent yet: both share the number"
     connection.take()
     await settle()
     assert [decode_heartbeat(row).vclock_sync for row in connection.take()] == [2]
@@ -473,7 +473,7 @@ async def test_silent_replica_is_disconnected(master: Master) -> None:
     assert shown == {"status": "stopped", "message": "timed out", "system_message": "Connection timed out"}
 
 
-async def test_a_reader_that_hangs_gets_no_heartbeats_and_is_disconnected(master: Master) -> None:
+async def test_hanging_reader_gets_no_heartbeats_and_is_disconnected(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock, connection=Connection(room=0))
     await master.put(1)
     await settle()
@@ -484,7 +484,7 @@ async def test_a_reader_that_hangs_gets_no_heartbeats_and_is_disconnected(master
     assert connection.is_closed
 
 
-async def test_a_timeout_that_is_changed_counts_at_once(master: Master) -> None:
+async def test_changed_timeout_applies_at_once(master: Master) -> None:
     master.instance.configuration = master.instance.configuration.changed({"replication_timeout": 100.0})
     connection = await master.subscribe(master.instance.vclock)
     await master.clock.advance(1.0)
@@ -493,7 +493,7 @@ async def test_a_timeout_that_is_changed_counts_at_once(master: Master) -> None:
     assert connection.is_closed
 
 
-async def test_relay_closes_the_connection_at_anything_but_an_ack(master: Master) -> None:
+async def test_relay_closes_the_connection_on_any_message_other_than_an_ack(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock)
     assert connection.receiver is not None
     connection.receiver.received(b"\xc1")
@@ -504,7 +504,7 @@ async def test_relay_closes_the_connection_at_anything_but_an_ack(master: Master
 # --- ACKs ---
 
 
-async def test_last_position_and_time_of_many_acks_in_one_read_count(newer: Master) -> None:
+async def test_relay_uses_the_last_of_several_acks_in_one_read(newer: Master) -> None:
     connection = await newer.subscribe(VClock({1: 1}))
     await until(lambda: len(connection.sent) > 200)
     told: list[tuple[int, VClock]] = []

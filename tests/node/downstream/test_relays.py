@@ -58,10 +58,10 @@ async def remove_member(master: Master, replica_id: int, uuid: UUID) -> None:
     master.relays.member_removed(uuid)
 
 
-# --- rights ---
+# --- privileges ---
 
 
-async def test_the_role_replication_is_enough_and_less_is_not(master: Master) -> None:
+async def test_replica_needs_the_role_replication(master: Master) -> None:
     access = master.instance.box.access
     await master.write(lambda txn: ddl.create_user(txn, "nobody", password="", time=0))
     await master.write(lambda txn: ddl.create_user(txn, "reader", password="", time=0))
@@ -141,7 +141,7 @@ async def test_second_connection_of_a_replica_is_rejected(master: Master) -> Non
     await master.subscribe(master.instance.vclock)
 
 
-async def test_a_refusal_that_is_repeated_is_logged_once(master: Master, caplog: pytest.LogCaptureFixture) -> None:
+async def test_repeated_rejection_is_logged_once(master: Master, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flowstone.node"):
         for _ in range(3):
             with pytest.raises(errors.UnknownReplica):
@@ -151,7 +151,7 @@ async def test_a_refusal_that_is_repeated_is_logged_once(master: Master, caplog:
     assert refused[0].startswith("SUBSCRIBE from 127.0.0.1 rejected: Replica ")
 
 
-async def test_log_lines_about_refusals_are_limited(master: Master, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_lines_about_rejections_are_rate_limited(master: Master, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flowstone.node"):
         for _ in range(50):  # no two consecutive ones are equal
             with pytest.raises(errors.UnknownReplica):
@@ -233,7 +233,7 @@ async def test_connected_anonymous_replicas_are_listed(master: Master) -> None:
     assert master.relays.anonymous == []
 
 
-async def test_an_anonymous_replica_becomes_a_member_by_registering(master: Master) -> None:
+async def test_anonymous_replica_becomes_a_member_by_registering(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock, is_anonymous=True)
     assert connection.receiver is not None
     connection.receiver.closed()
@@ -302,7 +302,7 @@ async def test_expelled_member_gets_the_row_of_its_expulsion_and_its_acks_no_lon
         await master.subscribe(master.instance.vclock)
 
 
-async def test_expelled_member_that_does_not_hang_up_is_cut_off(master: Master) -> None:
+async def test_expelled_member_that_stays_connected_is_disconnected(master: Master) -> None:
     await master.join()
     connection = await master.subscribe(master.instance.vclock)
     assert connection.receiver is not None
@@ -315,7 +315,7 @@ async def test_expelled_member_that_does_not_hang_up_is_cut_off(master: Master) 
     assert master.collector.consumers == []
 
 
-async def test_expelled_member_that_has_the_row_is_cut_off_soon(master: Master) -> None:
+async def test_expelled_member_that_has_the_row_is_disconnected_soon(master: Master) -> None:
     await master.join()
     connection = await master.subscribe(master.instance.vclock)
     assert connection.receiver is not None
@@ -412,7 +412,9 @@ async def take_off_the_list(master: Master, relays: Relays) -> None:
 
 
 @pytest.mark.parametrize("end", [let_time_pass, take_off_the_list])
-async def test_the_pause_ends_with_time_or_with_the_member(newer: Master, end: Callable[[Master, Relays], Any]) -> None:
+async def test_gc_pause_ends_after_its_delay_or_when_the_member_is_expelled(
+    newer: Master, end: Callable[[Master, Relays], Any]
+) -> None:
     await newer.join()
     restarted = Relays(newer.instance, newer.collector)
     await settle()
@@ -423,7 +425,7 @@ async def test_the_pause_ends_with_time_or_with_the_member(newer: Master, end: C
     await restarted.close()
 
 
-async def test_2_6_waits_for_its_members_too(master: Master) -> None:
+async def test_2_6_keeps_logs_for_its_members_too(master: Master) -> None:
     """Real 2.6 servers do not: they delete logs that a disconnected member needs."""
     await master.join()
     Relays(master.instance, master.collector)

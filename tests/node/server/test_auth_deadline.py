@@ -41,7 +41,7 @@ def test_silent_guest_is_closed_after_auth_timeout() -> None:
     assert not deadline().has_passed(session(), NOW - 59)
 
 
-def test_auth_deadline_closes_no_connection_without_timeout_or_when_guests_have_rights() -> None:
+def test_auth_deadline_closes_no_connection_without_timeout_or_when_guests_have_privileges() -> None:
     assert not deadline(ServerLimits(auth_seconds=None)).has_passed(session(), NOW - 1000)
     assert not deadline(trusts_guests=True).has_passed(session(), NOW - 1000)
 
@@ -70,7 +70,7 @@ def test_ballot_watchers_of_one_address_are_limited_and_the_oldest_kept() -> Non
     assert not one_pass.has_passed(watching, NOW - 59), "no exemption is needed within the timeout"
 
 
-def test_ballot_watchers_leave_most_connections_to_others_where_few_are_allowed() -> None:
+def test_ballot_watchers_leave_most_connections_to_others_when_few_are_allowed() -> None:
     one_pass = deadline(ServerLimits(connections_max=40))
     closed = [
         one_pass.has_passed(session("internal.ballot", f"10.0.0.{host}"), NOW - 61)

@@ -121,7 +121,7 @@ class Connection:
 
 
 class Served:
-    """The inside of a node: everything between the bytes of connections and a log on a disk that can fail."""
+    """The parts of a node between the bytes of connections and a log on a disk that can fail."""
 
     def __init__(self, users: Sequence[int] = (ADMIN,), mode: WalMode = WalMode.WRITE) -> None:
         self.box = box_with(*SPACES)
@@ -200,7 +200,7 @@ SYNCS = st.sampled_from((0, 1, 127, 2**32, 2**63, 2**64 - 1))
 
 @st.composite
 def stretches(draw: st.DrawFn) -> bytes:
-    """Draw statements of one kind on one space; rarely with one among them that is not plain."""
+    """Draw statements of one kind on one space; rarely including one that is not plain."""
     space_id = draw(st.sampled_from((NUMBERS, NUMBERS, TEXTS, TWICE, TEMPORARY, LOCAL, HASHED, 999)))
     kind = draw(st.sampled_from((SELECT, INSERT, REPLACE, REPLACE, DELETE)))
     packets = []
@@ -232,9 +232,7 @@ USERS = (ADMIN, READER, GUEST)
 
 
 @given(BATCHES, st.integers(0, 6))
-def test_bulk_and_plain_give_the_same_replies_the_same_state_and_the_same_rows(
-    batches: list[bytes], filled: int
-) -> None:
+def test_bulk_execution_gives_the_same_replies_state_and_rows(batches: list[bytes], filled: int) -> None:
     async def served() -> Served:
         made = Served(USERS)
         made.fill(filled)
@@ -256,7 +254,7 @@ def test_bulk_and_plain_give_the_same_replies_the_same_state_and_the_same_rows(
 
 @pytest.mark.parametrize("way", [in_bulk, plainly], ids=["bulk", "plain"])
 @given(batches=BATCHES, filled=st.integers(0, 6))
-def test_a_failed_write_is_error_40_to_every_write_and_restores_memory(
+def test_failed_write_is_error_40_for_every_write_and_is_rolled_back(
     way: Callable[[], Any], batches: list[bytes], filled: int
 ) -> None:
     async def served(*, fails: bool) -> Served:
@@ -317,7 +315,7 @@ async def test_requests_of_a_connection_see_its_earlier_writes() -> None:
         assert served.peers[0].tuples() == [(row,)] * 41 + [()] * 34
 
 
-async def test_rights_are_those_of_each_connection() -> None:
+async def test_privileges_are_checked_per_connection() -> None:
     served = Served(USERS)
     await served.run([numbered(REPLACE, range(30))] * 3)
     assert [set(peer.codes()) for peer in served.peers] == [{0}, {0}, {42}]
@@ -380,7 +378,7 @@ async def test_write_is_answered_only_after_the_log_has_it(mode: WalMode) -> Non
     assert seen == [0, 0, 0]
 
 
-async def test_a_turn_that_fails_late_answers_by_its_own_syncs() -> None:
+async def test_turn_that_fails_late_answers_with_its_own_syncs() -> None:
     """By then the next turn has used the table of requests."""
     served = Served(mode=WalMode.FSYNC)
     await served.run([numbered(REPLACE, range(20))])
@@ -396,7 +394,7 @@ async def test_a_turn_that_fails_late_answers_by_its_own_syncs() -> None:
     assert len(served.box.space(NUMBERS)) == 20
 
 
-async def test_a_batch_does_not_go_on_in_bulk_behind_a_request_that_has_to_wait() -> None:
+async def test_requests_after_one_that_waits_are_not_executed_in_bulk() -> None:
     """An INSERT of an existing key goes to the session; if it must wait, so must all later requests."""
     served = Served()
     served.fill(5)

@@ -1,4 +1,4 @@
-"""Writes of a turn that wait for a verdict end alike in bulk and one by one, and delay no other client."""
+"""Writes that wait for a verdict have the same outcome in bulk and one by one, and delay no other client."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_synchronous_writes_are_answered_by_a_quorum_and_reads_at_once(way
 
 
 @WAYS
-async def test_what_is_behind_them_waits_with_them(way: Any) -> None:
+async def test_writes_after_synchronous_ones_wait_with_them(way: Any) -> None:
     made = served()
     with way():
         await made.run([numbered(INSERT, range(20), SYNCHRONOUS) + numbered(REPLACE, range(20), NUMBERS, 20), b""])
@@ -113,7 +113,7 @@ async def test_failed_write_rolls_back_all_pending_transactions(way: Any, mode: 
         await made.run([numbered(REPLACE, range(20), SYNCHRONOUS, 10), statement(DELETE, SYNCHRONOUS, (1,), 50)])
     await asyncio.sleep(0)
     assert answers(made) == [[(number, WAL_IO) for number in range(10, 30)], [(50, WAL_IO)]]
-    # Three that arrived together are one run.
+    # Three writes that arrive together form one run.
     assert (len(kept(made)), len(made.commits.queue.limbo)) == (3, 3)
     assert len(made.box.in_flight) == (1 if way is in_bulk else 3)
 
@@ -143,7 +143,7 @@ async def test_verdict_may_cover_some_of_the_transactions_of_a_batch(way: Any) -
 
 
 @WAYS
-async def test_one_that_cannot_be_executed_is_an_error_for_itself(way: Any) -> None:
+async def test_synchronous_write_that_cannot_be_executed_fails_alone(way: Any) -> None:
     made = served()
     with way():
         await made.run([numbered(INSERT, [1, 2, 3, 2, 4], SYNCHRONOUS), b""])
@@ -202,7 +202,7 @@ def mixed(count: int) -> bytes:
 @WAYS
 @pytest.mark.parametrize("dialect", list(Dialect))
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-async def test_asynchronous_writes_behind_a_pending_transaction_commit_with_it(
+async def test_asynchronous_writes_after_a_pending_transaction_commit_with_it(
     way: Any, dialect: Dialect, mode: WalMode
 ) -> None:
     made = served(dialect, mode=mode)
@@ -226,7 +226,7 @@ async def test_asynchronous_writes_behind_a_pending_transaction_commit_with_it(
 
 
 @WAYS
-async def test_asynchronous_writes_behind_a_pending_transaction_are_rolled_back_with_it(way: Any) -> None:
+async def test_asynchronous_writes_after_a_pending_transaction_are_rolled_back_with_it(way: Any) -> None:
     made = served()
     made.fill(5)
     before = made.contents()
@@ -255,7 +255,7 @@ async def test_asynchronous_writes_that_are_written_after_the_verdict_commit(way
 
 
 @WAYS
-async def test_failing_insert_among_waiting_writes_is_an_error_for_itself(way: Any) -> None:
+async def test_failing_insert_among_pending_writes_fails_alone(way: Any) -> None:
     made = served()
     with way():
         await made.run([b"", statement(INSERT, SYNCHRONOUS, (1,), 999)])
@@ -287,7 +287,7 @@ async def test_deletes_in_a_synchronous_space_wait_for_their_verdicts(way: Any) 
     assert (len(kept(made)), list(made.box.in_flight)) == (20, [])
 
 
-async def test_waiting_writes_are_taken_back_when_their_replies_cannot_be_built() -> None:
+async def test_pending_writes_are_rolled_back_when_their_replies_cannot_be_built() -> None:
     made = served()
     await made.run([b"", statement(INSERT, SYNCHRONOUS, (1,), 999)])
     for requests in (numbered(REPLACE, range(40)), numbered(REPLACE, range(40), SYNCHRONOUS)):

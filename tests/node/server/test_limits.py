@@ -8,7 +8,7 @@ from flowstone.node.server.limits import ServerLimits, limits_of
 from tests.node.instances import make_instance
 
 
-def test_every_bound_is_an_option() -> None:
+def test_every_limit_is_an_option() -> None:
     given: dict[str, Any] = {
         "connections_max": 1,
         "net_msg_max": 2,

@@ -51,7 +51,7 @@ def wrong() -> None:
 
 
 def right() -> None:
-    """Raise nothing: the password is right."""
+    """Raise nothing: the password is correct."""
 
 
 async def attempt(attempts: LoginAttempts, peer: str = HERE, user: str = "app", *, is_right: bool = False) -> bool:
@@ -143,7 +143,7 @@ async def test_attempt_cancelled_before_its_first_step_leaves_no_state(attempts:
     for _ in range(4):
         await attempt(attempts)
     for _ in range(WAITING_MAX + 1):
-        assert attempts.must_wait(HERE, "app"), "nobody waits"
+        assert attempts.must_wait(HERE, "app"), "no attempt is waiting"
         gone = asyncio.ensure_future(attempts.wait(HERE, "app", right))
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
@@ -161,7 +161,7 @@ async def test_shorter_delay_applies_at_once_and_zero_disables_it(attempts: Logi
     assert instance.counters.auth_failures == 70
 
 
-async def test_memory_of_pairs_is_bounded(attempts: LoginAttempts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_remembered_pairs_is_limited(attempts: LoginAttempts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_attempts, "PAIRS_MAX", 100)
     for number in range(1000):
         attempts.failed(f"10.0.{number % 200}.1:5001", f"{number}" + "x" * 100_000)
@@ -203,7 +203,7 @@ async def test_invented_names_of_one_address_delay_no_user_of_another(attempts: 
     assert rush(attempts, ELSEWHERE, USERS_MAX) == USERS_MAX
 
 
-async def test_further_users_of_an_address_are_counted_each_again_when_old_failures_have_passed(
+async def test_further_users_of_an_address_are_counted_separately_again_when_old_failures_have_expired(
     attempts: LoginAttempts, clock: Waiting
 ) -> None:
     rush(attempts, HERE, 2 * PAIRS_MAX)

@@ -13,7 +13,7 @@ from flowstone.node.server.mode_waiters import wait_read_only
 from tests.node.instances import make_instance
 
 
-async def test_wait_returns_at_once_when_the_mode_is_reached() -> None:
+async def test_wait_returns_at_once_if_the_mode_is_already_reached() -> None:
     await wait_read_only(make_instance(), False, 0.0)
     await wait_read_only(make_instance(read_only=True), True, 0.0)
 
@@ -37,7 +37,7 @@ async def test_wait_ends_with_the_node() -> None:
         await asyncio.wait_for(waiting, 60)
 
 
-async def test_time_runs_out() -> None:
+async def test_wait_times_out() -> None:
     with pytest.raises(errors.System, match="timed out") as raised:
         await wait_read_only(make_instance(), True, 0.02)
     assert raised.value.stack is not None

@@ -42,7 +42,7 @@ async def test_call_replies_with_the_results_of_the_function(
     assert await client.call("f") == results
 
 
-async def test_a_function_gets_its_arguments_and_may_be_async(client: Conversation) -> None:
+async def test_function_receives_its_arguments_and_may_be_async(client: Conversation) -> None:
     async def add(left: int, right: int = 1) -> int:
         await asyncio.sleep(0)
         return left + right
@@ -52,7 +52,7 @@ async def test_a_function_gets_its_arguments_and_may_be_async(client: Conversati
     assert await client.call("math.add", 2) == (3,)
 
 
-async def test_a_function_that_fails_is_an_error_of_lua(client: Conversation, caplog: pytest.LogCaptureFixture) -> None:
+async def test_exception_in_a_function_is_a_lua_error(client: Conversation, caplog: pytest.LogCaptureFixture) -> None:
     async def later() -> None:
         raise KeyError("x")
 
@@ -66,7 +66,7 @@ async def test_a_function_that_fails_is_an_error_of_lua(client: Conversation, ca
     assert "function now failed" in caplog.text
 
 
-async def test_a_function_may_raise_an_error_with_a_code(client: Conversation) -> None:
+async def test_function_may_raise_an_error_with_a_code(client: Conversation) -> None:
     def refuse() -> None:
         raise errors.Readonly("not today")
 
@@ -75,7 +75,7 @@ async def test_a_function_may_raise_an_error_with_a_code(client: Conversation) -
         await client.call("refuse")
 
 
-async def test_a_result_that_cannot_be_sent_is_an_error(client: Conversation) -> None:
+async def test_unserializable_result_is_an_error(client: Conversation) -> None:
     client.instance.functions["f"] = object
     with pytest.raises(errors.ProcLua, match="cannot encode as MessagePack"):
         await client.call("f")
@@ -124,7 +124,7 @@ async def test_execute_can_be_granted_on_one_function(client: Conversation) -> N
         ([[]], [[]]),
     ],
 )
-async def test_call_16_returns_tuples_as_the_real_server_does(results: list, rows: list, client: Conversation) -> None:
+async def test_call_16_returns_tuples_like_a_real_server(results: list, rows: list, client: Conversation) -> None:
     assert [unpack(raw) for raw in rows_of_call_16([pack(one) for one in results])] == [
         unpack(pack(row)) for row in rows
     ]
@@ -133,5 +133,5 @@ async def test_call_16_returns_tuples_as_the_real_server_does(results: list, row
 
 
 @pytest.mark.parametrize("count", [0, 15, 16, 70000])
-def test_an_array_of_raw_values_is_messagepack(count: int) -> None:
+def test_array_of_raw_values_is_encoded_as_messagepack(count: int) -> None:
     assert unpack(array([b"\x01"] * count)) == (1,) * count

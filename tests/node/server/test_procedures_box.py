@@ -28,7 +28,7 @@ def client() -> Conversation:
 
 
 class Files(NoFiles):
-    """File queries without files."""
+    """Answers queries about files without any files."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -47,7 +47,7 @@ class Files(NoFiles):
         return {"checkpoints": []}
 
 
-async def test_box_info_and_its_parts(client: Conversation) -> None:
+async def test_box_info_is_returned_whole_and_by_part(client: Conversation) -> None:
     (info,) = await client.call("box.info")
     assert info["uuid"] == str(UUID)
     assert await client.call("box.info.uuid") == (str(UUID),)
@@ -62,7 +62,7 @@ async def test_box_info_wrapped_for_call_16(client: Conversation) -> None:
     assert info["status"] == "running"
 
 
-async def test_box_cfg_is_read_and_its_options_one_by_one(client: Conversation) -> None:
+async def test_box_cfg_is_returned_whole_and_by_option(client: Conversation) -> None:
     (options,) = await client.call("box.cfg")
     assert (options["wal_mode"], options["read_only"]) == ("write", False)
     assert "listen" not in options
@@ -97,7 +97,7 @@ async def test_box_cfg_with_options_reconfigures_the_node(client: Conversation) 
         await client.call("box.cfg", 5)
 
 
-async def test_snapshots_and_backups_are_the_files_part(client: Conversation) -> None:
+async def test_snapshots_and_backups_are_delegated_to_the_files(client: Conversation) -> None:
     client.instance.files = files = Files()
     assert await client.call("box.snapshot") == ("ok",)
     assert await client.call("box.backup.start") == (("a.snap",),)
@@ -109,7 +109,7 @@ async def test_snapshots_and_backups_are_the_files_part(client: Conversation) ->
         await client.call("box.backup.start", -1)
 
 
-async def test_waiting_for_read_only_and_back(client: Conversation) -> None:
+async def test_wait_for_read_only_and_read_write(client: Conversation) -> None:
     assert await client.call("box.ctl.wait_rw") == ()
     with pytest.raises(errors.System, match="timed out") as caught:
         await client.call("box.ctl.wait_ro", 0)
@@ -122,13 +122,13 @@ async def test_waiting_for_read_only_and_back(client: Conversation) -> None:
         await client.call("box.ctl.wait_rw", "soon")
 
 
-async def test_the_rest_of_box_ctl(client: Conversation) -> None:
+async def test_other_functions_of_box_ctl(client: Conversation) -> None:
     assert await client.call("box.ctl.is_recovery_finished") == (True,)
     assert await client.call("box.ctl.promote") == (), "there is no data yet"
 
 
 @pytest.mark.parametrize("name", ["box.ctl.promote", "box.ctl.clear_synchro_queue"])
-async def test_the_queue_is_claimed_and_given_back(client: Conversation, name: str) -> None:
+async def test_queue_is_claimed_and_released(client: Conversation, name: str) -> None:
     instance = client.instance
     instance.queue.registered(1)
     instance.elections.start(RaftState(term=1), 1)
@@ -146,7 +146,7 @@ async def test_the_queue_is_claimed_and_given_back(client: Conversation, name: s
     await instance.elections.close()
 
 
-async def test_2_6_knows_no_promotion_but_clears_its_queue() -> None:
+async def test_2_6_has_no_promotion_but_clears_its_queue() -> None:
     client = Conversation(make_instance(dialect=Dialect.V2_6))
     for name in ("box.ctl.promote", "box.ctl.demote"):
         with pytest.raises(errors.NoSuchProc, match=f"Procedure '{name}' is not defined"):
@@ -154,7 +154,7 @@ async def test_2_6_knows_no_promotion_but_clears_its_queue() -> None:
     assert await client.call("box.ctl.clear_synchro_queue") == ()
 
 
-async def test_a_session_knows_itself(client: Conversation) -> None:
+async def test_session_returns_its_id_and_user(client: Conversation) -> None:
     values = [(await client.call(f"box.session.{name}"))[0] for name in "id user uid euid type peer".split()]
     assert values == [5, "admin", 1, 1, "binary", "127.0.0.1:5000"]
     assert await client.call("box.session.sync") == (7,)
@@ -170,14 +170,14 @@ async def test_watchers_receive_broadcasts(client: Conversation) -> None:
         await client.call("box.broadcast", "box.id", 1)
 
 
-async def test_call_knows_whether_it_is_in_a_transaction(client: Conversation) -> None:
+async def test_box_is_in_txn_is_true_inside_a_transaction(client: Conversation) -> None:
     assert await client.call("box.is_in_txn") == (False,)
     await client.request(RequestType.BEGIN, stream=1)
     assert await client.call("box.is_in_txn", stream=1) == (True,)
 
 
 def names_of_the_registry() -> list[str]:
-    """Return all built-in names; NAME, PART or OPTION stand for variable parts."""
+    """Return all built-in names, with NAME, PART or OPTION in place of variable parts."""
     tables: dict[str, Iterable[str]] = {
         "box.space.NAME:": {**procedures_space.READS_OF_SPACE, **procedures_space.WRITES_OF_SPACE},
         "box.space.NAME.index.NAME:": {**procedures_space.READS_OF_INDEX, **procedures_space.WRITES_OF_INDEX},
@@ -188,7 +188,7 @@ def names_of_the_registry() -> list[str]:
     return sorted([*found, "box.info.PART", "box.cfg.OPTION"])
 
 
-def test_the_documentation_lists_every_built_in_procedure_and_no_other() -> None:
+def test_documentation_lists_exactly_the_built_in_procedures() -> None:
     text = (ROOT / "docs" / "reference" / "procedures.md").read_text()
     assert sorted(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == names_of_the_registry()
 

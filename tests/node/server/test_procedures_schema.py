@@ -59,7 +59,7 @@ async def test_users_and_roles_are_created_granted_and_dropped(client: Conversat
     assert await client.call("box.schema.user.exists", "u") == (False,)
 
 
-async def test_passwords_are_set_for_others_and_for_oneself(client: Conversation) -> None:
+async def test_passwords_can_be_set_for_others_and_oneself(client: Conversation) -> None:
     await client.call("box.schema.user.create", "u", {"password": "p"})
     await client.call("box.schema.user.passwd", "u", "other")
     user = Conversation(client.instance)
@@ -72,7 +72,7 @@ async def test_passwords_are_set_for_others_and_for_oneself(client: Conversation
         await client.call("box.schema.user.passwd")
 
 
-async def test_functions_are_rows_to_grant_on(client: Conversation) -> None:
+async def test_functions_are_created_and_can_be_granted(client: Conversation) -> None:
     await client.call("box.schema.func.create", "f", {"setuid": True})
     assert await client.call("box.schema.func.exists", "f") == (True,)
     assert client.instance.box.functions["f"].is_setuid
@@ -81,7 +81,7 @@ async def test_functions_are_rows_to_grant_on(client: Conversation) -> None:
     assert await client.call("box.schema.func.exists", "f") == (False,)
 
 
-async def test_sequences_count(client: Conversation) -> None:
+async def test_sequences_return_increasing_numbers(client: Conversation) -> None:
     (sequence,) = await client.call("box.schema.sequence.create", "s", {"min": 5})
     assert (sequence["start"], sequence["step"], sequence["uid"]) == (5, 1, 1)
     with pytest.raises(errors.SequenceNotStarted):
@@ -149,7 +149,7 @@ async def test_sequences_count(client: Conversation) -> None:
         ("box.schema.sequence.drop", ("s",), 145, "Sequence 's' does not exist"),
     ],
 )
-async def test_wrong_arguments_get_the_real_servers_error(
+async def test_wrong_arguments_are_rejected_like_on_a_real_server(
     client: Conversation, name: str, arguments: Any, code: int, text: str
 ) -> None:
     with pytest.raises(TarantoolError) as caught:

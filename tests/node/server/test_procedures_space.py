@@ -84,12 +84,14 @@ async def test_sequence_of_an_empty_space_starts_at_one(client: Conversation) ->
         ("index.pk:delete", (3,), ((3, "a"),)),
     ],
 )
-async def test_methods_answer_as_in_lua(filled: Conversation, method: str, arguments: Any, results: tuple) -> None:
+async def test_methods_return_the_same_as_in_lua(
+    filled: Conversation, method: str, arguments: Any, results: tuple
+) -> None:
     name = f"box.space.t.{method}" if method.startswith("index") else f"box.space.t:{method}"
     assert await filled.call(name, *arguments) == results
 
 
-async def test_a_page_and_its_position(filled: Conversation) -> None:
+async def test_select_returns_a_page_and_its_position(filled: Conversation) -> None:
     first, position = await filled.call("box.space.t:select", (), {"limit": 3, "fetch_pos": True})
     assert len(first) == 3
     rest, _ = await filled.call("box.space.t:select", (), {"after": position, "fetch_pos": True})
@@ -105,13 +107,13 @@ async def test_wrong_arguments_are_errors_with_codes(filled: Conversation) -> No
         await filled.call("box.space.t.index.by_name:get", "b")
 
 
-async def test_a_space_without_indexes_is_empty(client: Conversation) -> None:
+async def test_space_without_indexes_is_empty(client: Conversation) -> None:
     await client.call("box.schema.space.create", "bare")
     assert await client.call("box.space.bare:len") == (0,)
     assert await client.call("box.space.bare:count") == (0,)
 
 
-async def test_a_hash_index_has_no_first_tuple(client: Conversation) -> None:
+async def test_hash_index_has_no_first_tuple(client: Conversation) -> None:
     await client.call("box.schema.space.create", "h")
     await client.call("box.space.h:create_index", "pk", {"type": "hash"})
     with pytest.raises(
@@ -156,7 +158,7 @@ async def test_definitions_are_changed_by_methods(client: Conversation) -> None:
         await client.call("box.space.tt:drop")
 
 
-async def test_methods_are_part_of_the_streams_transaction(client: Conversation) -> None:
+async def test_methods_run_in_the_transaction_of_their_stream(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, stream=1)
     await client.call("box.space.t:insert", (1, "x"), stream=1)
     with pytest.raises(errors.TupleFound):
@@ -167,7 +169,7 @@ async def test_methods_are_part_of_the_streams_transaction(client: Conversation)
     assert await client.call("box.space.t:select") == (((1, "x"),),)
 
 
-async def test_methods_have_the_rights_of_their_caller(client: Conversation) -> None:
+async def test_methods_run_with_the_privileges_of_their_caller(client: Conversation) -> None:
     ddl.grant(client.instance.box.begin(), "guest", "execute", "universe")
     guest = Conversation(client.instance, user=GUEST)
     for method in ("len", "random", "bsize", "select", "truncate", "drop", "insert"):
@@ -176,7 +178,7 @@ async def test_methods_have_the_rights_of_their_caller(client: Conversation) -> 
 
 
 @pytest.mark.parametrize(("method", "results"), [("random", ((1, "c"),)), ("bsize", (16,)), ("len", (4,))])
-async def test_in_a_stream_they_read_what_its_transaction_sees_and_conflict_with_who_changes_it(
+async def test_methods_in_a_stream_read_in_its_transaction_and_can_conflict(
     filled: Conversation, method: str, results: tuple[Any, ...]
 ) -> None:
     await filled.request(RequestType.BEGIN, stream=1)

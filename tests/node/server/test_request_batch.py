@@ -1,4 +1,4 @@
-"""Stretches of a scanned turn, and the connections of their requests."""
+"""Parts of a scanned turn, and the connections of their requests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from flowstone.iproto import request_scan as scan
+from flowstone.iproto.request_scan_kernels import scan_requests
 from flowstone.node.server.request_batch import ScannedBatch
 from tests.node.server.test_executor import INSERT, Served, numbered
 
@@ -21,7 +22,7 @@ def scanned(served: Served, *batches: bytes) -> ScannedBatch:
     spans[:, scan.AT] = spans[:, scan.START]
     spans[:, scan.SIZE_MAX] = 1 << 20
     cells = np.empty((scan.LINES, 100), np.int64)
-    count = scan.scan_requests(buf, spans, cells)
+    count = scan_requests(buf, spans, cells)
     assert count == 5
     return ScannedBatch(data, buf, cells, cast("Any", served.peers))
 
@@ -36,7 +37,7 @@ def test_part_knows_the_connections_of_its_requests() -> None:
     assert batch.size(0, 5) <= len(batch.data)
 
 
-def test_some_of_a_part_are_a_part() -> None:
+def test_subset_of_a_part_is_a_part() -> None:
     served = Served(users=(1, 1))
     batch = scanned(served, numbered(INSERT, [1, 2]), numbered(INSERT, [3, 4, 5], first=70))
     chosen = batch.part(0, 5).choose(np.array([0, 4]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -150,7 +151,7 @@ async def test_requests_on_a_unix_socket(tmp_path: Path) -> None:
     await server.close()
 
 
-async def test_a_packet_in_pieces_is_put_together() -> None:
+async def test_packet_received_in_pieces_is_assembled() -> None:
     async with serving() as server:
         client = await Raw.open(server)
         for byte in replace(1, 5, "five"):
@@ -160,7 +161,7 @@ async def test_a_packet_in_pieces_is_put_together() -> None:
         await client.close()
 
 
-async def test_a_large_packet_is_put_together_once(tmp_path: Path) -> None:
+async def test_large_packet_and_the_request_after_it_are_answered(tmp_path: Path) -> None:
     async with serving(with_space(make_instance(tmp_path, memtx_max_tuple_size=64 << 20))) as server:
         client = await Raw.open(server)
         client.send(replace(1, 5, "x" * (20 << 20)) + select(2, 6))
@@ -185,7 +186,7 @@ async def test_invalid_packet_gets_an_error_and_closes_only_its_connection(data:
         await bad.close()
 
 
-async def test_a_broken_request_leaves_the_connection_open() -> None:
+async def test_malformed_request_leaves_the_connection_open() -> None:
     async with serving() as server:
         client = await Raw.open(server)
         client.send(encode_request(3, 1, b"\xc1") + encode_request(3, 2, b"\x80") + encode_request(299, 3))
@@ -195,7 +196,7 @@ async def test_a_broken_request_leaves_the_connection_open() -> None:
         await client.close()
 
 
-async def test_strangers_may_send_small_packets_only() -> None:
+async def test_unauthenticated_client_may_send_only_small_packets() -> None:
     async with serving(make_instance()) as server:
         stranger = await Raw.open(server)
         stranger.send(b"\xce" + (1 << 20).to_bytes(4, "big"))
@@ -213,7 +214,7 @@ async def test_authenticated_client_may_send_large_packets() -> None:
             await client.request(RequestType.REPLACE, pack({0x10: 512, 0x21: (1, "x" * (1 << 20))}))
 
 
-async def test_connections_above_the_limit_are_turned_away() -> None:
+async def test_connections_beyond_the_limit_are_rejected_by_the_server() -> None:
     async with serving(limits=ServerLimits(connections_max=2)) as server:
         first, second = await Raw.open(server), await Raw.open(server)
         reader, writer = await asyncio.open_connection(HOST, server.port)
@@ -277,7 +278,7 @@ async def test_client_that_does_not_authenticate_in_time_is_disconnected() -> No
         await client.close()
 
 
-async def test_guest_with_rights_outlives_the_authentication_timeout() -> None:
+async def test_guest_with_privileges_is_exempt_from_the_authentication_timeout() -> None:
     async with serving(limits=ServerLimits(auth_seconds=0.01)) as server, await connect(server) as guest:
         now = production().clock.monotonic() + 1
         for connection in list(server._connections):
@@ -285,7 +286,7 @@ async def test_guest_with_rights_outlives_the_authentication_timeout() -> None:
         await guest.request(RequestType.PING)
 
 
-async def test_guest_that_watches_the_ballot_outlives_the_authentication_timeout() -> None:
+async def test_guest_that_watches_the_ballot_is_exempt_from_the_authentication_timeout() -> None:
     async with serving(make_instance(), ServerLimits(auth_seconds=0.01)) as server:
         watching, other = await Raw.open(server), await Raw.open(server)
         watching.send(encode_request(RequestType.WATCH, 1, pack({0x57: "internal.ballot"})))
@@ -312,7 +313,7 @@ async def test_guests_that_watch_ballots_leave_connections_to_clients() -> None:
             await each.close()
 
 
-async def test_wrong_passwords_are_checked_slowly_however_many_connections_guess() -> None:
+async def test_wrong_passwords_are_checked_slowly_over_any_number_of_connections() -> None:
     """30,780 guesses in 4 s were possible."""
     instance = make_instance(auth_delay=0.05, auth_retries=3)
     transaction = instance.box.begin()
@@ -408,7 +409,7 @@ async def test_watcher_is_notified_of_an_election_without_client_activity() -> N
     instance.elections.start(RaftState(term=1), 1)
     packets: list[bytes] = []
     for key in ("box.election", "box.status"):
-        for _ in range(2):  # the second time it has the value, and waits for the next
+        for _ in range(2):  # the watcher has the value now, and waits for the next one
             server.watchers.watch(server, packets.append, key, 1)
     packets.clear()
     instance.elections.configure(Config(mode=ElectionMode.VOTER))
@@ -418,7 +419,7 @@ async def test_watcher_is_notified_of_an_election_without_client_activity() -> N
     await instance.elections.close()
 
 
-async def test_a_watcher_hears_of_a_change_of_the_schema() -> None:
+async def test_watcher_is_notified_of_a_schema_change() -> None:
     async with serving() as server:
         client = await Raw.open(server)
         client.send(encode_request(RequestType.WATCH, 7, pack({0x57: "box.schema"})))
@@ -433,7 +434,7 @@ async def test_a_watcher_hears_of_a_change_of_the_schema() -> None:
         await client.close()
 
 
-async def test_a_lost_connection_rolls_its_transactions_back() -> None:
+async def test_transactions_of_a_lost_connection_are_rolled_back() -> None:
     async with serving() as server:
         client = await Raw.open(server)
         client.send(encode_request(RequestType.BEGIN, 1, stream_id=5))
@@ -446,7 +447,7 @@ async def test_a_lost_connection_rolls_its_transactions_back() -> None:
         assert len(server.instance.box.space(512)) == 0
 
 
-async def test_strangers_open_few_transactions_and_trusted_guests_more() -> None:
+async def test_unauthenticated_clients_may_open_fewer_transactions_than_trusted_guests() -> None:
     for instance, count in ((make_instance(), 2), (with_space(make_instance()), 4)):
         async with serving(instance, ServerLimits(transactions_max=4, transactions_max_before_auth=2)) as server:
             client = await Raw.open(server)
@@ -480,7 +481,7 @@ async def test_lost_connection_cancels_its_calls_and_later_requests() -> None:
         assert not server.instance.box.views
 
 
-async def test_a_listener_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
+async def test_listener_with_a_certificate_uses_tls(tmp_path: Path) -> None:
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -keyout {key} -out {cert}"
     await asyncio.to_thread(subprocess.run, command.split(), check=True, capture_output=True)
@@ -515,7 +516,7 @@ async def test_full_disk_fails_writes_and_the_node_stays_readable() -> None:
         await client.close()
 
 
-async def test_a_slow_disk_holds_writers_back() -> None:
+async def test_slow_disk_throttles_writers() -> None:
     disk, gate = FaultDisk(), asyncio.Event()
     disk.make_directory("data")
 
@@ -574,7 +575,7 @@ async def test_slow_turn_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     instance = with_space(make_instance(too_long_threshold=-1))
     async with serving(instance) as server, await Connection.open(production(), Uri(HOST, server.port)) as connection:
         await connection.request(RequestType.PING, b"\x80")
-    assert "too long turn: 1 connections, " in caplog.text
+    assert re.search(r"event loop turn took \d+\.\d{3} s \(1 connections, ", caplog.text)
 
 
 async def test_rejected_request_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:

@@ -79,14 +79,14 @@ def everything_of_tarantool_python(port: int) -> None:
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-async def test_the_official_client_does_all_of_its_requests(dialect: Dialect, tmp_path: Path) -> None:
+async def test_official_client_supports_all_of_its_requests(dialect: Dialect, tmp_path: Path) -> None:
     async with serving(tmp_path, dialect) as server:
         assert server.port is not None
         await asyncio.to_thread(everything_of_tarantool_python, server.port)
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-async def test_asynctnt_loads_the_schema_and_does_its_requests(dialect: Dialect, tmp_path: Path) -> None:
+async def test_asynctnt_loads_the_schema_and_supports_its_requests(dialect: Dialect, tmp_path: Path) -> None:
     async with serving(tmp_path, dialect) as server:
         connection = asynctnt.Connection(host=HOST, port=server.port, username="app", password="secret")
         await connection.connect()
@@ -150,7 +150,7 @@ os.exit(0)
 
 @pytest.mark.real
 @pytest.mark.parametrize("dialect", Dialect)
-async def test_the_real_servers_net_box_does_its_requests(dialect: Dialect, tmp_path: Path, tarantool: Any) -> None:
+async def test_net_box_of_a_real_server_supports_its_requests(dialect: Dialect, tmp_path: Path, tarantool: Any) -> None:
     async with serving(tmp_path, dialect) as server:
         script = NET_BOX.replace("PORT", str(server.port))
         printed = await asyncio.to_thread(tarantool.run, script, tmp_path / "net_box", seconds=60)

@@ -121,7 +121,7 @@ async def test_rejected_subscription_ends_the_connection(tmp_path: Path) -> None
         await raw.close()
 
 
-async def test_after_a_subscription_the_connection_belongs_to_replication(tmp_path: Path) -> None:
+async def test_connection_serves_only_replication_after_a_subscription(tmp_path: Path) -> None:
     async with master(tmp_path, limits=ServerLimits(slow_reader_seconds=0.01, auth_seconds=0.3)) as server:
         raw = await Raw.open(server)
         raw.send(subscribe(0, VClock({1: 1})) + encode_ack(Ack(VClock({1: 1}))))

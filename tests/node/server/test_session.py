@@ -55,7 +55,7 @@ def raises(kind: type[TarantoolError], match: str | None = None) -> Any:
 # --- statements ---
 
 
-async def test_every_statement_answers_its_tuples(client: Conversation) -> None:
+async def test_every_statement_returns_its_tuples(client: Conversation) -> None:
     assert await client.insert(1, "one") == ((1, "one"),)
     assert await client.replace(2, "two") == ((2, "two"),)
     assert await client.select() == ((1, "one"), (2, "two"))
@@ -84,14 +84,14 @@ async def test_failed_statement_changes_nothing_and_returns_the_reason(client: C
     assert await client.select() == ((1, "one"),)
 
 
-async def test_select_takes_iterators_offsets_and_limits(client: Conversation) -> None:
+async def test_select_accepts_iterators_offsets_and_limits(client: Conversation) -> None:
     for key in range(10):
         await client.insert(key, "x")
     body = {0x10: 512, 0x11: 0, 0x12: 2, 0x13: 1, 0x14: 5, 0x20: (5,)}
     assert await client.data(RequestType.SELECT, body) == ((6, "x"), (7, "x"))
 
 
-async def test_spaces_and_indexes_may_be_named(client: Conversation) -> None:
+async def test_spaces_and_indexes_may_be_given_by_name(client: Conversation) -> None:
     await client.data(RequestType.INSERT, {0x5E: "numbers", 0x21: (1, "one")})
     body = {0x5E: "numbers", 0x5F: "by_name", 0x12: 9, 0x20: ("one",)}
     assert await client.data(RequestType.SELECT, body) == ((1, "one"),)
@@ -101,7 +101,7 @@ async def test_spaces_and_indexes_may_be_named(client: Conversation) -> None:
         await client.data(RequestType.SELECT, {**body, 0x5F: "by_date"})
 
 
-async def test_pages_follow_each_other(client: Conversation) -> None:
+async def test_select_continues_after_a_page(client: Conversation) -> None:
     for key in range(7):
         await client.insert(key, "x")
     body = {0x10: 512, 0x12: 3, 0x14: 2, 0x20: (), 0x1F: True}
@@ -126,7 +126,7 @@ async def test_request_for_another_schema_version_is_rejected(client: Conversati
     assert b"Wrong schema version, current: " in reply.packet  # type: ignore[union-attr]
 
 
-async def test_a_guest_needs_a_grant(instance: Instance) -> None:
+async def test_guest_needs_a_grant(instance: Instance) -> None:
     guest = Conversation(instance, user=GUEST)
     with raises(errors.AccessDenied, "Write access to space 'numbers' is denied for user 'guest'"):
         await guest.insert(1, "one")
@@ -136,7 +136,7 @@ async def test_a_guest_needs_a_grant(instance: Instance) -> None:
         await guest.request(RequestType.EVAL, {0x27: "return 1", 0x21: ()})
 
 
-async def test_bytes_that_nest_too_deeply_are_an_error(client: Conversation) -> None:
+async def test_deeply_nested_value_is_an_error(client: Conversation) -> None:
     deep = b"\x82\x10\xcd\x02\x00\x21\x92\x01" + b"\x91" * 500 + b"\x01"
     response = await client.response(RequestType.REPLACE, raw=deep)
     assert response is not None
@@ -178,7 +178,7 @@ async def test_second_begin_in_a_stream_is_an_error(client: Conversation) -> Non
     await client.request(RequestType.BEGIN, stream=2)
 
 
-async def test_the_first_committer_wins(client: Conversation) -> None:
+async def test_first_committer_wins(client: Conversation) -> None:
     await client.insert(1, "one")
     for stream in (1, 2):
         await client.request(RequestType.BEGIN, stream=stream)
@@ -191,7 +191,7 @@ async def test_the_first_committer_wins(client: Conversation) -> None:
     assert not client.session._streams
 
 
-async def test_a_statement_that_fails_leaves_its_transaction_alive(client: Conversation) -> None:
+async def test_failed_statement_does_not_end_its_transaction(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, stream=1)
     await client.insert(1, "one", stream=1)
     with raises(errors.TupleFound):
@@ -235,7 +235,7 @@ async def test_transaction_times_out_at_its_deadline_without_a_sweep(last: Reque
     assert await client.select() == ()
 
 
-async def test_a_transaction_that_took_too_long_can_be_rolled_back(client: Conversation) -> None:
+async def test_timed_out_transaction_can_be_rolled_back(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, {0x56: 0.001}, stream=1)
     client.session.expire(client.instance.outside.clock.monotonic() + 1)
     await client.request(RequestType.ROLLBACK, stream=1)
@@ -273,7 +273,7 @@ async def test_begin_with_invalid_options_is_rejected(client: Conversation, body
 
 
 @pytest.mark.parametrize("level", range(5))
-async def test_every_isolation_level_is_taken(client: Conversation, level: int) -> None:
+async def test_every_isolation_level_is_accepted(client: Conversation, level: int) -> None:
     await client.request(RequestType.BEGIN, {0x59: level}, stream=1)
     if level == Isolation.LINEARIZABLE:
         with raises(errors.Unsupported, 'space "numbers" does not support linearizable operations'):
@@ -284,7 +284,7 @@ async def test_every_isolation_level_is_taken(client: Conversation, level: int) 
     assert await client.select() == (() if level == Isolation.LINEARIZABLE else ((1, "one"),))
 
 
-async def test_a_linearizable_transaction_begins_when_enough_members_have_answered(client: Conversation) -> None:
+async def test_linearizable_transaction_begins_when_enough_members_have_answered(client: Conversation) -> None:
     followers = Answering(client.instance, members=3)
     begin = asyncio.ensure_future(client.response(RequestType.BEGIN, {0x59: 4}, stream=1))
     select = asyncio.ensure_future(client.response(RequestType.SELECT, {0x10: 281, 0x12: 1, 0x20: ()}, stream=1))
@@ -341,7 +341,7 @@ async def test_is_sync_can_only_be_true(client: Conversation) -> None:
     assert await client.select() == ((1, "one"),)
 
 
-async def test_open_transactions_of_all_clients_are_bounded_and_few_for_strangers(instance: Instance) -> None:
+async def test_open_transactions_are_limited_more_strictly_for_unauthenticated_clients(instance: Instance) -> None:
     count = OpenTransactions(4, 2, lambda: False)
     clients = [Conversation(instance, open_transactions=count) for _ in range(2)]
     strangers = [Conversation(instance, user=GUEST, open_transactions=count) for _ in range(2)]
@@ -361,7 +361,7 @@ async def test_open_transactions_of_all_clients_are_bounded_and_few_for_stranger
             await conversations[0].request(RequestType.BEGIN, stream=20 + number)
 
 
-async def test_begin_alone_costs_no_writer_anything(client: Conversation) -> None:
+async def test_begin_alone_does_not_slow_down_writers(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, stream=1)
     assert not client.instance.box.views
     await client.select(stream=1)
@@ -370,7 +370,7 @@ async def test_begin_alone_costs_no_writer_anything(client: Conversation) -> Non
     assert not client.instance.box.views
 
 
-async def test_streams_are_bounded(client: Conversation) -> None:
+async def test_number_of_streams_is_limited(client: Conversation) -> None:
     for stream in range(1, STREAMS_MAX + 1):
         await client.request(RequestType.BEGIN, stream=stream)
         if stream % 100 == 0:
@@ -381,7 +381,7 @@ async def test_streams_are_bounded(client: Conversation) -> None:
     assert not client.instance.box.views
 
 
-async def test_requests_of_a_stream_wait_for_a_slow_one(client: Conversation) -> None:
+async def test_requests_of_a_stream_wait_for_a_slow_request(client: Conversation) -> None:
     gate, order = asyncio.Event(), []
 
     async def slow() -> str:
@@ -447,7 +447,7 @@ async def test_queued_requests_of_a_stream_are_dropped_when_the_client_disconnec
     assert not client.session._streams
 
 
-async def test_streams_are_unknown_to_2_6(instance: Instance) -> None:
+async def test_2_6_has_no_streams(instance: Instance) -> None:
     client = old(instance)
     for type in (RequestType.BEGIN, RequestType.COMMIT, RequestType.ROLLBACK):
         with raises(errors.UnknownRequestType, f"Unknown request type {type.value}"):
@@ -466,7 +466,7 @@ def known(instance: Instance) -> Conversation:
     return Conversation(instance, user=GUEST)
 
 
-async def test_authentication_grants_the_rights_of_the_user(known: Conversation) -> None:
+async def test_authentication_grants_the_privileges_of_the_user(known: Conversation) -> None:
     await known.log_in("known", "secret")
     assert known.session.is_authenticated
     assert await known.insert(1, "one") == ((1, "one"),)
@@ -499,7 +499,7 @@ async def test_scramble_may_be_a_string(known: Conversation) -> None:
     await known.request(RequestType.AUTH, {0x23: "known", 0x21: ("chap-sha1", text)})
 
 
-async def test_methods_of_authentication_are_known_by_name(known: Conversation) -> None:
+async def test_authentication_methods_are_found_by_name(known: Conversation) -> None:
     proof = ("pap-sha256", auth.scramble("secret", SALT))
     with raises(errors.UnknownAuthMethod, "Unknown authentication method 'pap-sha256'"):
         await known.request(RequestType.AUTH, {0x23: "known", 0x21: proof})
@@ -525,7 +525,7 @@ async def test_a_disabled_user_may_not_open_a_session(known: Conversation) -> No
 # --- the rest of the protocol ---
 
 
-async def test_id_names_version_and_features(client: Conversation) -> None:
+async def test_id_returns_version_and_features(client: Conversation) -> None:
     answer = await client.request(RequestType.ID, {0x54: 6, 0x55: (0, 1)})
     assert answer == {0x54: 6, 0x55: (0, 1, 2, 3, 4, 5, 6), 0x5B: "chap-sha1"}
 
@@ -536,7 +536,7 @@ async def test_2_6_has_neither_id_nor_watchers(instance: Instance, type: Request
         await old(instance).request(type, {0x57: "box.id"})
 
 
-async def test_vote_answers_the_ballot(client: Conversation) -> None:
+async def test_vote_returns_the_ballot(client: Conversation) -> None:
     ballot = (await client.request(RequestType.VOTE))[0x29]
     assert (ballot[6], ballot[2], ballot[9]) == (True, {1: 1}, (str(UUID),))
     assert await client.request(RequestType.VOTE_DEPRECATED) == {0x26: {1: 1}}
@@ -555,12 +555,12 @@ async def test_replicas_are_rejected_without_a_log(client: Conversation, type: R
         await client.request(type)
 
 
-async def test_an_unknown_type_is_named(client: Conversation) -> None:
+async def test_unknown_request_type_is_reported(client: Conversation) -> None:
     with raises(errors.UnknownRequestType, "Unknown request type 99"):
         await client.request(99)
 
 
-async def test_while_loading_only_harmless_requests_are_answered(client: Conversation) -> None:
+async def test_most_requests_are_rejected_while_loading(client: Conversation) -> None:
     client.instance.status = "loading"
     await client.request(RequestType.PING)
     assert (await client.request(RequestType.VOTE))[0x29][6] is False
@@ -568,7 +568,7 @@ async def test_while_loading_only_harmless_requests_are_answered(client: Convers
         await client.select()
 
 
-async def test_a_watch_is_answered_by_events_only(client: Conversation) -> None:
+async def test_watch_is_answered_only_by_events(client: Conversation) -> None:
     assert await client.response(RequestType.WATCH, {0x57: "box.status"}) is None
     assert client.events[0].values()[0x58]["status"] == "running"
     assert await client.response(RequestType.WATCH, {0x57: "box.status"}) is None
@@ -581,19 +581,21 @@ async def test_a_watch_is_answered_by_events_only(client: Conversation) -> None:
     assert len(client.events) == 2
 
 
-async def test_guest_without_rights_sees_the_replica_set_in_box_id_as_with_real_servers(known: Conversation) -> None:
+async def test_guest_without_privileges_sees_the_replica_set_in_box_id_like_on_real_servers(
+    known: Conversation,
+) -> None:
     """2.11.9 and 3.8.0 send the same event to a guest; docs/reference/configuration.md says so."""
     assert await known.response(RequestType.WATCH, {0x57: "box.id"}) is None
     assert known.events[0].values()[0x58]["replicaset_uuid"] == known.instance.replicaset_uuid
 
 
-async def test_a_value_can_be_asked_for_once(client: Conversation) -> None:
+async def test_watch_once_returns_the_current_value(client: Conversation) -> None:
     assert await client.data(RequestType.WATCH_ONCE, {0x57: "box.id"}) != ()
     assert await client.data(RequestType.WATCH_ONCE, {0x57: "unknown"}) == ()
 
 
 @pytest.mark.parametrize(("is_known", "most"), [(False, WATCHES_MAX_BEFORE_AUTH), (True, WATCHES_MAX)])
-async def test_watched_keys_are_bounded(client: Conversation, is_known: bool, most: int) -> None:
+async def test_number_of_watched_keys_is_limited(client: Conversation, is_known: bool, most: int) -> None:
     client.session.is_authenticated = is_known
     for number in range(most):
         assert await client.response(RequestType.WATCH, {0x57: str(number)}) is None
@@ -601,7 +603,7 @@ async def test_watched_keys_are_bounded(client: Conversation, is_known: bool, mo
         await client.request(RequestType.WATCH, {0x57: "one more"})
 
 
-async def test_internal_error_does_not_show_the_request(
+async def test_internal_error_does_not_reveal_the_request(
     client: Conversation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
@@ -617,7 +619,7 @@ async def test_internal_error_does_not_show_the_request(
 async def test_expected_error_is_logged_without_a_traceback(
     client: Conversation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A running box.cfg ends this way when its node is stopped: found by a chaos run."""
+    """A box.cfg call fails this way when its node is stopped meanwhile: found by a chaos run."""
 
     async def stopping(options: dict[str, Any]) -> None:
         raise ReplicationClosed("node is stopping", hint="start it again")

@@ -99,7 +99,7 @@ async def test_plain_statements_never_reach_the_session(packet: bytes) -> None:
 
 
 @pytest.mark.parametrize("mode", [WalMode.FSYNC, WalMode.NONE])
-async def test_slow_writes_take_the_usual_path(mode: WalMode) -> None:
+async def test_slow_writes_are_left_to_the_session(mode: WalMode) -> None:
     served = Served(mode=mode)
     await served.run([statement(REPLACE, NUMBERS, (1, 1))])
     await served.run([statement(REPLACE, NUMBERS, (2, 1))])

@@ -1,4 +1,4 @@
-"""Batches of plain statements: what they execute, what they leave to the sessions, and what a failure leaves."""
+"""Batches of plain statements: which they execute, which they leave to the sessions, and the state after a failure."""
 
 from __future__ import annotations
 

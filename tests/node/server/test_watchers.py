@@ -1,4 +1,4 @@
-"""Watchers: which events a client gets, and when it gets none."""
+"""Watchers: which events a client gets, and when."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_event_is_sent_only_after_the_last_one_is_acknowledged() -> None:
     assert len(numbers.screen.events) == 1
 
 
-def test_an_answer_gets_the_newest_value_with_its_own_sync() -> None:
+def test_acknowledgement_is_answered_with_the_newest_value_and_its_own_sync() -> None:
     numbers = Numbers()
     numbers.watch()
     numbers.change(2)
@@ -73,7 +73,7 @@ def test_an_answer_gets_the_newest_value_with_its_own_sync() -> None:
     assert numbers.screen.events[1:] == [(8, "number", 3)]
 
 
-def test_an_answer_to_the_present_value_waits_for_a_change() -> None:
+def test_acknowledgement_of_the_current_value_waits_for_a_change() -> None:
     numbers = Numbers()
     numbers.watch()
     numbers.watch(sync=9)
@@ -96,7 +96,7 @@ def test_watcher_gets_no_events_after_unwatch_or_disconnect() -> None:
     assert len(numbers.screen.events) == len(others.events) == 1
 
 
-def test_keys_of_the_user_are_broadcast() -> None:
+def test_user_defined_keys_are_broadcast() -> None:
     numbers = Numbers()
     numbers.watch("mine")
     numbers.watch("mine")
@@ -108,7 +108,7 @@ def test_keys_of_the_user_are_broadcast() -> None:
     assert [value for _, _, value in numbers.screen.events] == ["nothing", {"a": 1}, "nothing"]
 
 
-def test_who_was_told_what_changed_back_before_the_check_is_told_again() -> None:
+def test_watcher_is_notified_again_when_a_value_changed_back_before_the_check() -> None:
     numbers, late = Numbers(), Screen()
     numbers.watch()
     numbers.watch()
@@ -121,7 +121,7 @@ def test_who_was_told_what_changed_back_before_the_check_is_told_again() -> None
     assert [value for _, _, value in late.events] == [2, 1]
 
 
-def test_who_answers_after_a_change_is_told_by_the_answer_and_not_by_every_check() -> None:
+def test_acknowledgement_after_a_change_is_answered_at_once_without_a_check() -> None:
     numbers = Numbers()
     numbers.watch()
     numbers.change(2)
@@ -132,7 +132,7 @@ def test_who_answers_after_a_change_is_told_by_the_answer_and_not_by_every_check
     assert [value for _, _, value in numbers.screen.events] == [1, 2]
 
 
-def test_a_check_looks_at_no_key_that_cannot_have_changed() -> None:
+def test_check_skips_keys_that_cannot_have_changed() -> None:
     looked: list[str] = []
 
     class Looking(Watchers):
@@ -157,7 +157,7 @@ def test_a_check_looks_at_no_key_that_cannot_have_changed() -> None:
     assert looked == []
 
 
-def test_a_key_has_a_largest_size() -> None:
+def test_size_of_a_key_is_limited() -> None:
     numbers = Numbers()
     numbers.watch("ü" * (KEY_SIZE_MAX // 2))
     with pytest.raises(errors.Unsupported, match="keys longer than 1024 bytes"):
@@ -182,7 +182,7 @@ def test_node_has_the_keys_of_a_real_server() -> None:
     }
 
 
-def test_the_election_is_of_the_term_that_the_files_have() -> None:
+def test_election_status_has_the_term_of_the_files() -> None:
     instance = make_instance()
     instance.elections.start(RaftState(term=4, vote=1), 1)
     screen, watchers = Screen(), Watchers(sources_of(instance))
@@ -190,7 +190,7 @@ def test_the_election_is_of_the_term_that_the_files_have() -> None:
     assert screen.events[0][2] == {"term": 4, "role": "follower", "is_ro": False, "leader": 0}
 
 
-def test_vclock_changes_alone_notify_at_limited_rate() -> None:
+def test_vclock_changes_alone_notify_at_a_limited_rate() -> None:
     instance = make_instance()
     screen, watchers = Screen(), Watchers(sources_of(instance))
     watchers.watch(screen, screen, BALLOT, 1)
@@ -203,7 +203,7 @@ def test_vclock_changes_alone_notify_at_limited_rate() -> None:
     assert screen.events[1][2][0x29][2] == {1: 2}
 
 
-def test_the_ballot_of_2_6_has_its_four_keys() -> None:
+def test_ballot_of_2_6_has_four_keys() -> None:
     instance = make_instance(dialect=Dialect.V2_6)
     assert list(ballot(instance).items()) == [(1, False), (4, False), (2, {1: 1}), (3, {})]
 

@@ -1,4 +1,4 @@
-"""A node's part in elections: writes before broadcasts, recipients, and the queue."""
+"""A node's part in elections: rows are written before they are broadcast; recipients; the queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulation.simulation import Simulation, simulated
 
 
 @simulated(seeds=range(10))
-async def test_three_members_elect_one_leader_which_claims_the_queue(sim: Simulation) -> None:
+async def test_three_members_elect_one_leader_that_claims_the_queue(sim: Simulation) -> None:
     them = Electorate(sim)
     them.start()
     leader = await them.elect()
@@ -63,7 +63,7 @@ async def test_term_and_vote_are_local_rows_and_on_disk_before_they_are_sent(sim
 
 
 @simulated()
-async def test_a_vote_that_was_shown_survives_a_loss_of_power_although_other_rows_may_not(sim: Simulation) -> None:
+async def test_broadcast_vote_survives_a_power_loss_although_other_rows_may_not(sim: Simulation) -> None:
     them = Electorate(sim, 1, mode=ElectionMode.VOTER, wal_mode=WalMode.WRITE)
     member = them.members[1]
     member.set_quorum(2, (1, 2, 3))
@@ -78,7 +78,7 @@ async def test_a_vote_that_was_shown_survives_a_loss_of_power_although_other_row
 
 
 @simulated()
-async def test_a_row_in_the_log_before_the_vote_counts(sim: Simulation) -> None:
+async def test_row_written_before_the_vote_counts(sim: Simulation) -> None:
     """The candidate has all rows that we had when it asked, but not those on their way to our log at that time."""
     them = Electorate(sim)
     member, journal = them.members[1], them.journals[1]
@@ -93,7 +93,7 @@ async def test_a_row_in_the_log_before_the_vote_counts(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_term_that_the_log_refuses_is_written_later_and_not_shown_before(sim: Simulation) -> None:
+async def test_term_that_cannot_be_written_is_retried_and_not_broadcast_before(sim: Simulation) -> None:
     them = Electorate(sim)
     member, journal = them.members[1], them.journals[1]
     member.start(RaftState(term=1), 1)
@@ -146,7 +146,7 @@ async def test_elections_start_in_the_term_of_the_queue_when_it_is_newer(sim: Si
 
 
 @simulated()
-async def test_data_fetched_anew_brings_its_own_term(sim: Simulation) -> None:
+async def test_rejoin_adopts_the_term_of_the_fetched_data(sim: Simulation) -> None:
     them = Electorate(sim)
     member = them.members[1]
     them.start()
@@ -178,7 +178,7 @@ async def test_newer_term_fences_the_queue_unless_already_known(sim: Simulation)
 
 
 @simulated()
-async def test_a_leader_that_loses_its_quorum_fences_its_queue(sim: Simulation) -> None:
+async def test_leader_that_loses_its_quorum_fences_its_queue(sim: Simulation) -> None:
     them = Electorate(sim)
     them.start()
     leader = await them.elect()
@@ -191,7 +191,7 @@ async def test_a_leader_that_loses_its_quorum_fences_its_queue(sim: Simulation) 
 
 
 @simulated()
-async def test_strict_fencing_shortens_the_patience_of_the_leader_alone(sim: Simulation) -> None:
+async def test_strict_fencing_shortens_the_timeout_of_the_leader_only(sim: Simulation) -> None:
     them = Electorate(sim)
     them.config = replace(them.config, fencing=Fencing.STRICT, death_timeout=8.0)
     for member in them.members.values():
@@ -227,7 +227,7 @@ async def test_leader_with_a_failing_log_resigns(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_leader_without_a_log_for_promote_resigns(sim: Simulation) -> None:
+async def test_leader_that_cannot_write_promote_resigns(sim: Simulation) -> None:
     them = Electorate(sim)
     for queue in them.queues.values():
         queue.error = errors.WalIo("Failed to write to disk")
@@ -308,7 +308,7 @@ async def test_anonymous_instance_follows_terms_and_votes_after_its_registration
 
 
 @simulated()
-async def test_triggers_hear_of_every_news_and_their_mistakes_are_logged(sim: Simulation) -> None:
+async def test_triggers_receive_every_election_event_and_their_exceptions_are_logged(sim: Simulation) -> None:
     them = Electorate(sim)
     states: list[ElectionState] = []
     member = them.members[1]

@@ -83,7 +83,7 @@ class TestQueueOfARealServer:
             assert tuples(node) == [(1, "undecided"), (3, "confirmed at once"), (2, "behind it")]
         assert tarantool.run(SHOW, directory) == "2\t1\ttrue\n"
         async with flowstone.Node(directory) as node:
-            await node.snapshot()  # 2.6.0, unlike us, does not start with it: it has synchronous tuples
+            await node.snapshot()  # 2.6.0, unlike us, does not start from this snapshot: it has synchronous tuples
 
     async def test_orphan_leaves_recovered_transactions_to_its_peers(self, directory: Path) -> None:
         nowhere = [f"127.0.0.1:{free_port()}"]
@@ -96,7 +96,7 @@ class TestQueueOfARealServer:
             assert tuples(node) == [(1, "undecided"), (3, "behind a verdict"), (2, "behind it")]
 
 
-async def test_a_queue_of_a_newer_server_is_shown_with_owner_and_terms_and_waits_for_promotion(tmp_path: Path) -> None:
+async def test_recovered_queue_of_a_newer_server_has_owner_and_terms_and_waits_for_a_promotion(tmp_path: Path) -> None:
     small = await start(production(), str(tmp_path), dialect=Dialect.V2_11)
     await small.create_space("synced", 512, is_sync=True)
     first = small.journal.next_lsn(1)
@@ -188,10 +188,10 @@ async def test_limbo_releases_waiters_when_the_node_stops() -> None:
         await writing
 
 
-class TestSnapshotWhileARowIsOnItsWayToTheDisk:
+class TestSnapshotWhileARowIsBeingWritten:
     """The effect of such a row is in the snapshot, whose position is after it."""
 
-    async def test_its_term_and_vote(self, tmp_path: Path) -> None:
+    async def test_snapshot_has_the_term_and_vote_being_written(self, tmp_path: Path) -> None:
         async with flowstone.Node(tmp_path, election_mode="candidate", election_timeout=1000) as node:
             elections = node._instance.elections
             elections.stand()
@@ -201,7 +201,7 @@ class TestSnapshotWhileARowIsOnItsWayToTheDisk:
         async with flowstone.Node(tmp_path) as node:
             assert node._instance.elections.persisted == before
 
-    async def test_the_owner(self, tmp_path: Path) -> None:
+    async def test_snapshot_has_the_owner_being_written(self, tmp_path: Path) -> None:
         async with flowstone.Node(tmp_path, wal_mode="fsync") as node:
             elections, queue = node._instance.elections, node._instance.queue
             term = elections.begin_term()
@@ -227,7 +227,7 @@ class TestSnapshotWhileARowIsOnItsWayToTheDisk:
             assert vclock.get(1) == instance.vclock.get(1)
             assert instance.queue.checkpoint().encode() in link.sent
 
-    async def test_what_is_confirmed(self, tmp_path: Path) -> None:
+    async def test_snapshot_has_the_confirmed_position_being_written(self, tmp_path: Path) -> None:
         async with flowstone.Node(tmp_path, wal_mode="fsync") as node:
             synced = await node.create_space("synced", is_sync=True)
             await synced.create_index("pk")
@@ -245,7 +245,7 @@ class TestSnapshotWhileARowIsOnItsWayToTheDisk:
 
 
 class Link:
-    """A replica that accepts everything."""
+    """A replica that accepts all packets."""
 
     peer, user = "somewhere", 1
 

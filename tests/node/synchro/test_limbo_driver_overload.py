@@ -1,4 +1,4 @@
-"""Timeouts of a node that wakes up late, once after a suspension or always under overload, and must still decide."""
+"""Timeouts of a node that wakes up late, after a suspension or under constant overload, and must still decide."""
 
 from __future__ import annotations
 

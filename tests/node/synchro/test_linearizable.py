@@ -12,6 +12,7 @@ from flowstone.box.engine import statements
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 from flowstone.node.instance import Instance
+from flowstone.node.synchro.limbo_driver import OutcomeUnknown
 from flowstone.node.synchro.linearizable import linearization_point
 from flowstone.replication.vclock import VClock
 from tests.node.answering import Answering
@@ -25,7 +26,7 @@ class Point:
         self._task = asyncio.ensure_future(linearization_point(instance, timeout))
 
     async def is_there(self) -> bool:
-        """Run everything that is ready; return True if the call has ended."""
+        """Run all ready callbacks; return True if the call has ended."""
         for _ in range(10):
             await asyncio.sleep(0)
         return self._task.done()
@@ -75,7 +76,7 @@ async def test_answer_to_an_older_heartbeat_is_ignored() -> None:
     await point.reached()
 
 
-async def test_a_member_counts_once() -> None:
+async def test_member_counts_only_once() -> None:
     instance = make_instance()
     followers = Answering(instance, members=5)
     point = Point(instance)
@@ -153,7 +154,7 @@ async def test_linearizable_read_succeeds_when_the_queue_is_rolled_back(instance
         await commit
 
 
-async def test_without_a_verdict_time_runs_out(instance: Instance) -> None:
+async def test_linearizable_read_times_out_without_a_verdict(instance: Instance) -> None:
     followers = Answering(instance, members=3)
     transaction = instance.box.begin()
     statements.insert(transaction, instance.box.space("safe"), pack((1,)))
@@ -165,6 +166,23 @@ async def test_without_a_verdict_time_runs_out(instance: Instance) -> None:
         await point.reached()
     instance.queue.ack(2, instance.vclock)
     await commit
+
+
+async def test_linearizable_read_is_rejected_when_the_instance_is_expelled_meanwhile(instance: Instance) -> None:
+    followers = Answering(instance, members=3)
+    transaction = instance.box.begin()
+    statements.insert(transaction, instance.box.space("safe"), pack((1,)))
+    commit = asyncio.ensure_future(instance.commits.commit(transaction))
+    point = Point(instance)
+    assert not await point.is_there()
+    followers.answer(2)
+    assert not await point.is_there()
+    instance.expelled_id = 1
+    instance.queue.expelled()
+    with pytest.raises(errors.LocalInstanceIdIsReadOnly, match="this instance was expelled"):
+        await point.reached()
+    with pytest.raises(OutcomeUnknown):
+        await commit
 
 
 async def test_2_6_has_no_linearizable_transactions() -> None:

@@ -24,7 +24,7 @@ async def started(sim: Simulation, mode: ElectionMode, count: int = 3) -> Electo
 
 
 @simulated()
-async def test_with_elections_off_a_promotion_begins_a_term_and_takes_the_queue(sim: Simulation) -> None:
+async def test_promotion_without_elections_starts_a_term_and_claims_the_queue(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     await member.promote()
@@ -41,7 +41,7 @@ async def test_with_elections_off_a_promotion_begins_a_term_and_takes_the_queue(
 
 
 @simulated()
-async def test_with_elections_off_the_owner_of_the_queue_has_time_to_decide_first(sim: Simulation) -> None:
+async def test_promotion_without_elections_lets_the_old_owner_decide_first(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
@@ -103,7 +103,7 @@ async def test_newer_term_interrupts_a_promotion_that_waits_for_its_quorum(sim: 
 
 
 @simulated()
-async def test_one_promotion_at_a_time(sim: Simulation) -> None:
+async def test_concurrent_promotions_are_rejected(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
@@ -145,7 +145,7 @@ async def test_expelled_instance_can_be_neither_promoted_nor_demoted(sim: Simula
 
 
 @simulated()
-async def test_a_voter_is_not_promoted(sim: Simulation) -> None:
+async def test_voter_cannot_be_promoted(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.VOTER)
     with pytest.raises(errors.Unsupported, match=r"^election_mode='voter' does not support manual elections \(ER_"):
         await them.members[1].promote()
@@ -155,7 +155,7 @@ async def test_a_voter_is_not_promoted(sim: Simulation) -> None:
 
 @ELECTING
 @simulated()
-async def test_a_promotion_is_an_election(sim: Simulation, mode: ElectionMode) -> None:
+async def test_promotion_of_a_candidate_starts_an_election(sim: Simulation, mode: ElectionMode) -> None:
     them = await started(sim, mode)
     await them.members[2].promote()
     assert them.leaders == [2]
@@ -171,7 +171,7 @@ async def test_a_promotion_is_an_election(sim: Simulation, mode: ElectionMode) -
 
 
 @simulated()
-async def test_a_manual_leader_is_not_replaced_by_itself(sim: Simulation) -> None:
+async def test_promotion_of_the_manual_leader_changes_nothing(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.MANUAL)
     await them.members[2].promote()
     them.cut(2)
@@ -202,7 +202,7 @@ async def test_promotion_times_out_when_connected_peers_do_not_answer(sim: Simul
 
 
 @simulated()
-async def test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next(sim: Simulation) -> None:
+async def test_promotion_fails_when_another_member_wins_its_term_or_starts_the_next(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.MANUAL)
     member = them.members[1]
     them.cut_off.add(1)
@@ -226,7 +226,7 @@ async def test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next(si
 
 @ELECTING
 @simulated()
-async def test_a_leader_that_is_demoted_resigns_and_its_queue_is_fenced(sim: Simulation, mode: ElectionMode) -> None:
+async def test_demoted_leader_resigns_and_fences_its_queue(sim: Simulation, mode: ElectionMode) -> None:
     them = await started(sim, mode)
     await them.members[1].promote()
     await them.elect()
@@ -286,7 +286,7 @@ async def test_demotion_without_elections_is_rejected_while_another_member_leads
 
 
 @simulated()
-async def test_a_change_of_mode_ends_the_wait_of_a_leader_for_its_queue(sim: Simulation) -> None:
+async def test_mode_change_ends_the_wait_of_a_leader_for_its_queue(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.MANUAL)
     member, queue = them.members[1], them.queues[1]
     queue.waits = 1

@@ -43,7 +43,7 @@ def test_batch_is_rolled_back_newest_first() -> None:
 @pytest.mark.parametrize("is_explicit", [False, True], ids=["as a row alone", "in place of a control row"])
 @pytest.mark.parametrize("lsns", [(1,), (200, 70_000)], ids=str)
 @pytest.mark.parametrize("flags", [COMMIT, COMMIT | WAIT_ACK, 0], ids=["async", "synchronous", "inside a transaction"])
-def test_few_rows_are_encoded_as_the_kernel_encodes_them(lsns: tuple[int, ...], flags: int, is_explicit: bool) -> None:
+def test_few_rows_are_encoded_like_by_the_kernel(lsns: tuple[int, ...], flags: int, is_explicit: bool) -> None:
     kinds = [Row(NOP if is_explicit else REPLACE, 1, lsn=lsn, timestamp=9.0, tsn=lsn, flags=flags) for lsn in lsns]
     body = b"" if is_explicit else b"\x82\x10\xcd\x02\x00\x21\x91\x01"
     encoded = b"".join(encode_header(row, is_explicit=is_explicit) + body for row in kinds)

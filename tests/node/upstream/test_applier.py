@@ -144,7 +144,7 @@ async def test_applier_pauses_in_a_given_state_until_resumed() -> None:
         assert (it.uuid, it.version, it.ballot.vclock) == (THEM, (2, 6, 0), VClock({1: 5}))
         await it.resume_to(State.READY)
         assert it.state is State.READY
-        await it.resume_to(State.READY)  # the current one
+        await it.resume_to(State.READY)  # the current pause
         it.resume()
         await until(lambda: it.state is State.SYNC)
         assert states == [State.CONNECT, State.CONNECTED, State.READY, State.SYNC]
@@ -172,7 +172,7 @@ async def test_heartbeats_are_answered_and_writes_acknowledged() -> None:
         assert it.info()["peer"] == uri
 
 
-async def test_a_master_hears_from_us_while_we_are_busy() -> None:
+async def test_busy_applier_still_sends_acks() -> None:
     master = ScriptedMaster()
     sink = member()
     sink.gate.clear()
@@ -204,7 +204,7 @@ def newer_master(ballot: Ballot | None) -> ScriptedMaster:
 
 
 @pytest.mark.parametrize("is_newer", [False, True])
-async def test_only_of_an_older_master_rows_are_signs_of_life_as_heartbeats_are_of_all(is_newer: bool) -> None:
+async def test_rows_are_signs_of_life_only_from_older_masters_and_heartbeats_from_all(is_newer: bool) -> None:
     master = newer_master(None) if is_newer else ScriptedMaster()
     sink, signs = member(), list[int]()
     options: dict[str, Any] = {"on_alive": lambda it: signs.append(it.peer_id)}
@@ -221,7 +221,7 @@ async def test_only_of_an_older_master_rows_are_signs_of_life_as_heartbeats_are_
 
 
 @pytest.mark.parametrize("has_event", [True, False])
-async def test_a_newer_master_s_ballot_is_watched_on_a_connection_of_its_own(has_event: bool) -> None:
+async def test_ballot_of_a_newer_master_is_watched_on_a_separate_connection(has_event: bool) -> None:
     master = newer_master(Ballot(VClock({1: 5})) if has_event else None)
     told: list[Ballot | None] = []
     options: dict[str, Any] = {"on_ballot": lambda it: told.append(it.ballot)}
@@ -241,7 +241,7 @@ async def test_a_newer_master_s_ballot_is_watched_on_a_connection_of_its_own(has
         await until(lambda: master.writers[1].is_closing() or master.writers[1].transport.is_closing())
 
 
-async def test_a_ballot_that_cannot_be_had_is_an_error_of_the_applier() -> None:
+async def test_unavailable_ballot_is_an_error_of_the_applier() -> None:
     master = newer_master(None)
     master.scripts["WATCH"] = [error_packet(42, "Read access to universe '' is denied for user 'guest'")]
     async with peer(master.talk) as uri, applier(uri, member()) as (it, _):
@@ -258,7 +258,7 @@ def made_certificate(directory: Path) -> tuple[Path, Path]:
     return key, certificate
 
 
-async def test_a_peer_may_be_followed_under_tls(tmp_path: Path) -> None:
+async def test_applier_connects_over_tls(tmp_path: Path) -> None:
     key, certificate = made_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -308,7 +308,7 @@ async def test_error_names_a_peer_without_tls() -> None:
         assert f"cannot connect to {uri}: server does not use TLS" in it.info()["message"]
 
 
-async def test_a_master_that_falls_silent_is_left_and_asked_again() -> None:
+async def test_silent_master_is_disconnected_and_retried() -> None:
     master = ScriptedMaster()
     async with peer(master.talk) as uri, applier(uri, member(), replication_timeout=0.05) as (it, states):
         it.start()
@@ -317,7 +317,7 @@ async def test_a_master_that_falls_silent_is_left_and_asked_again() -> None:
         assert State.STOPPED not in states
 
 
-async def test_how_long_a_master_may_be_silent_can_change() -> None:
+async def test_timeout_of_a_silent_master_can_change() -> None:
     patience = 60.0
     master = ScriptedMaster()
     options: dict[str, Any] = {"silence_max": lambda: patience}
@@ -342,7 +342,7 @@ async def test_greeting_has_a_timeout() -> None:
             await it.resume_to(State.CONNECTED)
 
 
-async def test_ourselves_we_do_not_follow() -> None:
+async def test_applier_does_not_follow_its_own_instance() -> None:
     master = ScriptedMaster(uuid=US)
     async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
         it.start()
@@ -427,7 +427,7 @@ async def test_applier_logs_an_unreachable_peer_once_and_retries(caplog: pytest.
             await it.resume_to(State.CONNECTED)
 
 
-async def test_rows_of_a_registration_that_leave_a_gap_are_left_to_the_subscription() -> None:
+async def test_registration_rows_after_a_gap_are_left_to_the_subscription() -> None:
     """2.6.0 sends the rows written since the request, however far we lagged."""
     master = ScriptedMaster(REGISTER=[transaction(1, 9), messages.encode_vclock_reply(VClock({1: 9}))])
     sink = member()
@@ -484,7 +484,7 @@ async def test_rows_received_from_others_during_the_query_are_not_lost_by_the_ma
         assert it.state is State.SYNC
 
 
-async def test_a_master_that_never_gets_its_rows_back_is_left_for_good() -> None:
+async def test_applier_stops_if_the_master_never_recovers_its_rows() -> None:
     master = ScriptedMaster()
     sink = member()
     sink.restart_at(VClock({1: 9}))
@@ -501,7 +501,7 @@ def subscription(lsn: int) -> list[bytes]:
 
 @pytest.mark.parametrize("has_acknowledged", [False, True])
 async def test_master_that_wrote_other_rows_after_losing_some_is_not_followed(has_acknowledged: bool) -> None:
-    """Unless it was seen to have the old ones first. A reconnect or restart does not clear that."""
+    """It is followed only after it was seen with the old rows; a reconnect or restart does not change that."""
     master = ScriptedMaster()
     sink = member()
     sink.restart_at(VClock({1: 9}))
@@ -531,7 +531,7 @@ async def asked_filters(master: ScriptedMaster, count: int) -> list[tuple[int, .
 
 
 @pytest.mark.parametrize("is_in_ballot", [True, False])
-async def test_rows_of_our_own_that_only_a_peer_has_are_asked_for(is_in_ballot: bool) -> None:
+async def test_applier_requests_its_own_rows_that_only_a_peer_has(is_in_ballot: bool) -> None:
     ballot = Ballot(VClock({1: 5, 2: 8} if is_in_ballot else {1: 5}))
     body = messages.encode_ballot_body(ballot, is_2_6=True)
     reply = messages.encode_subscribe_reply(SubscribeReply(1, VClock({1: 5, 2: 8}), SET))
@@ -552,7 +552,9 @@ async def test_rows_of_our_own_that_only_a_peer_has_are_asked_for(is_in_ballot: 
 
 
 @pytest.mark.parametrize("request_type", ["JOIN", "REGISTER"])
-async def test_a_master_that_falls_silent_in_a_join_is_left(request_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_master_that_falls_silent_during_a_join_is_disconnected(
+    request_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(applier_module, "JOIN_SILENCE_SECONDS", 0.4)
     answer = messages.encode_vclock_reply(VClock({1: 9})) if request_type == "JOIN" else transaction(1, 1)
     master = ScriptedMaster()
@@ -609,7 +611,7 @@ async def test_master_that_does_not_know_us_yet_is_retried_for_a_limited_time() 
         (63, f"Replica set UUID mismatch: expected {THEM}, got {SET}"),
     ],
 )
-async def test_peer_of_another_replica_set_is_reported_without_calling_data_invalid(code: int, text: str) -> None:
+async def test_error_about_another_replica_set_does_not_call_data_invalid(code: int, text: str) -> None:
     master = ScriptedMaster(SUBSCRIBE=[error_packet(code, text)])
     async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
         it.start()
@@ -634,7 +636,7 @@ async def test_expelled_peer_is_retried_and_the_log_gives_advice(
         assert "release or engine" not in caplog.text
 
 
-async def test_member_unknown_to_a_newer_master_is_told_that_it_may_have_been_removed(
+async def test_error_of_a_member_unknown_to_a_newer_master_mentions_its_removal(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     master = ScriptedMaster(
@@ -738,7 +740,7 @@ async def test_error_reported_to_a_caller_is_not_announced_as_retried(
     assert "retrying" not in caplog.text
 
 
-async def test_a_join_that_brings_no_replica_set_is_not_asked_for_again() -> None:
+async def test_join_without_a_replica_set_is_not_retried() -> None:
     vclock = messages.encode_vclock_reply(VClock({1: 9}))
     master = ScriptedMaster(JOIN=[vclock, vclock, vclock])
     async with peer(master.talk) as uri, applier(uri, MemorySink(US)) as (it, _):

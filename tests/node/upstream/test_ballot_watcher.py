@@ -1,4 +1,4 @@
-"""Watching a ballot on its own connection: how it ends, and its handling of peers that read no answers."""
+"""Watching a ballot on its own connection: how the watch ends, and peers that read no answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of the member that a spool or replica follows, and the end of that list."""
+"""The choice of the member that a spool or replica follows, also when all members have failed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_unreachable_members_are_retried_forever() -> None:
         assert found.verdict(float(now)) is None
 
 
-def test_the_only_member_is_believed_at_once() -> None:
+def test_answer_of_the_only_member_is_final() -> None:
     found = members(1)
     found.failed(behind(90), 0.0, is_final=True)
     assert isinstance(found.verdict(0.0), UpstreamLostTail)
@@ -46,7 +46,7 @@ def test_the_only_member_is_believed_at_once() -> None:
 def test_missing_rows_count_as_lost_after_a_timeout() -> None:
     found = members(2)
     found.failed(behind(90), 0.0, is_final=True)
-    assert found.verdict(LAG_SECONDS * 2) is None  # the other one has not been queried
+    assert found.verdict(LAG_SECONDS * 2) is None  # the other member has not been queried
     found.failed(behind(95), 1.0, is_final=True)
     assert found.verdict(LAG_SECONDS - 0.1) is None
     assert str(found.verdict(LAG_SECONDS)).startswith("at95:1 has lost rows")

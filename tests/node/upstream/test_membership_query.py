@@ -1,4 +1,4 @@
-"""The query whether an instance is still a member: by nodes, with peers that reject it or are lost."""
+"""The query whether an instance is still a member, to peers that answer, reject it or are lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_members_are_distinguished_from_other_instances(sim: Simulation, d
     ],
     ids=["denied", "loading", "no tuples", "a number"],
 )
-async def test_answer_of_a_peer_that_does_not_tell_is_an_error(reply: Reply, error: type[Exception]) -> None:
+async def test_peer_without_an_answer_is_an_error(reply: Reply, error: type[Exception]) -> None:
     async with peer(answering(lambda request: reply, (2, 6, 0))) as address:
         with pytest.raises(error):
             await is_registered(production(), parse_uri(address), PEER, STRANGER)

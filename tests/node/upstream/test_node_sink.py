@@ -33,7 +33,7 @@ def member_of(instance: Instance) -> NodeSink:
     return NodeSink(instance, nobody_joins)
 
 
-def test_our_own_rows_are_wanted_back_only_by_an_orphan() -> None:
+def test_only_an_orphan_requests_its_own_rows() -> None:
     instance = make_instance()
     member = member_of(instance)
     assert list(member.id_filter) == [1]
@@ -55,13 +55,13 @@ def test_anonymous_replica_requests_no_local_rows_and_states_that_it_is_anonymou
     assert member.id_filter == (0,)
 
 
-def test_an_instance_without_data_is_of_no_replica_set() -> None:
+def test_instance_without_data_has_no_replica_set() -> None:
     instance = make_instance()
     instance.replicaset_uuid = NOBODY
     assert member_of(instance).replicaset_uuid is None
 
 
-async def test_peers_hear_of_rows_of_others_and_not_of_each_of_our_own(tmp_path: Path) -> None:
+async def test_peers_are_notified_of_received_rows_but_not_of_each_own_row(tmp_path: Path) -> None:
     instance = make_instance(tmp_path)
     member, told = member_of(instance), list[VClock]()
     member.on_written.append(lambda: told.append(member.vclock))
@@ -116,7 +116,7 @@ async def join(member: NodeSink) -> None:
     await member.end_join(VClock({1: 8}))
 
 
-async def test_a_join_brings_data_position_and_number() -> None:
+async def test_join_provides_data_position_and_id() -> None:
     joined: list[RecoveredBox] = []
 
     async def adopt(recovered: RecoveredBox) -> None:

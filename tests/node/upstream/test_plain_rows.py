@@ -1,4 +1,4 @@
-"""Many plain rows together have the same effect as one by one, or none."""
+"""Plain rows applied in bulk have the same effect as one by one, or none."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_tuple_that_does_not_fit_changes_nothing() -> None:
     assert content(box) == content(made())
 
 
-def test_rows_that_mean_more_are_not_plain() -> None:
+def test_rows_with_side_effects_are_not_plain() -> None:
     box, master = made(), Master()
     rows = slab(
         master.does(put(REPLACE, 1)),

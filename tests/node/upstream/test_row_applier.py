@@ -1,4 +1,4 @@
-"""Live application: rows of peers are in the box and in the log, whole, once and in order, or not at all."""
+"""Live application: transactions of peers reach the box and the log completely, once and in order, or not at all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.node.applied_rows import (
 
 
 @pytest.mark.parametrize("count", [1, 5, 100])
-async def test_rows_are_in_the_box_and_in_the_log_with_their_numbers_and_our_time(count: int) -> None:
+async def test_applied_rows_reach_box_and_log_with_their_lsns_and_our_timestamps(count: int) -> None:
     replica, master = Replica(), Master(lsn=10)
     replica.applying.apply(slab(*(master.does(put(REPLACE, key, "a")) for key in range(count))))
     await settled(replica)
@@ -55,7 +55,7 @@ async def test_rows_are_in_the_box_and_in_the_log_with_their_numbers_and_our_tim
     assert not replica.box.in_flight
 
 
-async def test_transactions_keep_their_shape() -> None:
+async def test_transaction_boundaries_are_preserved() -> None:
     replica, master = Replica(), Master()
     transactions = [master.does(*(put(INSERT, 3 * n + i, "a") for i in range(3))) for n in range(5)]
     transactions.append(master.does((NOP, None), put(REPLACE, 1, "b"), (NOP, None)))
@@ -68,7 +68,7 @@ async def test_transactions_keep_their_shape() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_in_bulk_or_one_by_one_the_end_is_the_same(seed: int) -> None:
+async def test_bulk_and_single_application_give_the_same_result(seed: int) -> None:
     rng = Random(seed)
     transactions = random_transactions(rng, 300)
     alone, together = Replica(), Replica()
@@ -89,7 +89,7 @@ async def test_in_bulk_or_one_by_one_the_end_is_the_same(seed: int) -> None:
 
 @pytest.mark.parametrize("dialect", [Dialect.V2_6, Dialect.V2_11])
 @pytest.mark.parametrize("seed", range(8))
-async def test_with_verdicts_and_parts_that_are_known_the_end_is_the_same_too(seed: int, dialect: Dialect) -> None:
+async def test_bulk_and_single_application_agree_with_verdicts_and_known_parts(seed: int, dialect: Dialect) -> None:
     rng = Random(seed)
     left = SynchronousHistory(rng, dialect).transactions(250)
     alone, together, held = (Replica(mode, dialect) for mode in (WalMode.WRITE, WalMode.WRITE, WalMode.FSYNC))
@@ -129,7 +129,7 @@ async def test_rows_received_from_two_peers_are_applied_once(seed: int) -> None:
     assert [(row.replica_id, row.lsn) for row in twice.rows()] == [(row.replica_id, row.lsn) for row in once.rows()]
 
 
-async def test_of_a_transaction_that_came_in_parts_before_the_rest_is_applied() -> None:
+async def test_rest_of_a_partly_received_transaction_is_applied() -> None:
     """A 1.10 master sent each row as a transaction of its own; another one sends them together."""
     replica, old, new = Replica(), Master(), Master()
     replica.applying.apply(slab(old.does(put(INSERT, 1)), old.does(put(INSERT, 2))))
@@ -140,7 +140,7 @@ async def test_of_a_transaction_that_came_in_parts_before_the_rest_is_applied() 
 
 
 @pytest.mark.parametrize("count", [6, 40])
-async def test_a_transaction_cut_at_its_beginning_can_be_read_back(count: int) -> None:
+async def test_transaction_without_its_first_rows_is_recovered_from_the_log(count: int) -> None:
     replica, old, new = Replica(), Master(), Master()
     replica.applying.apply(slab(*(old.does(put(REPLACE, key)) for key in range(3))))
     replica.applying.apply(slab(new.does(*(put(REPLACE, key) for key in range(count)))))
@@ -148,7 +148,7 @@ async def test_a_transaction_cut_at_its_beginning_can_be_read_back(count: int) -
     assert [(row.lsn, row.tsn) for row in replica.rows()[3:]] == [(4 + n, 4) for n in range(count - 3)]
 
 
-async def test_of_what_several_instances_wrote_together_the_rest_ends_where_its_last_row_is_known() -> None:
+async def test_rest_of_a_multi_origin_transaction_ends_where_its_last_row_is_known() -> None:
     replica, one, two = Replica(), Master(2), Master(3)
     known = two.does(put(REPLACE, 9))
     mixed = list(make_transaction([*one.does(put(REPLACE, 1)), *one.does(put(REPLACE, 2)), *known]).rows)
@@ -160,7 +160,7 @@ async def test_of_what_several_instances_wrote_together_the_rest_ends_where_its_
 
 
 @pytest.mark.parametrize("before", [2, 50])
-async def test_a_transaction_that_cannot_be_applied_leaves_those_before_it_and_nothing_of_itself(before: int) -> None:
+async def test_failed_transaction_is_rolled_back_and_earlier_ones_are_kept(before: int) -> None:
     replica, master = Replica(), Master()
     good = [master.does(put(INSERT, key)) for key in range(before)]
     bad = master.does(put(INSERT, 900), put(INSERT, 1), put(INSERT, 901))
@@ -175,7 +175,7 @@ async def test_a_transaction_that_cannot_be_applied_leaves_those_before_it_and_n
 
 
 @pytest.mark.parametrize("before", [2, 50])
-async def test_a_conflict_that_is_to_be_skipped_becomes_a_nop_with_the_same_lsn(before: int) -> None:
+async def test_skipped_conflict_becomes_a_nop_with_the_same_lsn(before: int) -> None:
     replica, master = Replica(), Master()
     replica.skips = True
     good = [master.does(put(INSERT, key, "old")) for key in range(before)]
@@ -194,14 +194,14 @@ async def test_a_conflict_that_is_to_be_skipped_becomes_a_nop_with_the_same_lsn(
     ]
 
 
-async def test_only_a_taken_key_is_skipped() -> None:
+async def test_only_duplicate_keys_are_skipped() -> None:
     replica, master = Replica(), Master()
     replica.skips = True
     with pytest.raises(errors.NoSuchSpace):
         replica.applying.apply(slab(master.does(put(INSERT, 1, space=999))))
 
 
-async def test_a_read_only_instance_applies_all_the_same() -> None:
+async def test_read_only_instance_applies_rows() -> None:
     replica, master = Replica(), Master()
     replica.box.is_read_only = True
     replica.applying.apply(slab(*(master.does(put(INSERT, key)) for key in range(20)), master.does(drop(3))))
@@ -210,7 +210,7 @@ async def test_a_read_only_instance_applies_all_the_same() -> None:
     assert not replica.box.is_recovering
 
 
-async def test_rows_without_an_originator_are_refused() -> None:
+async def test_rows_without_an_originator_are_rejected() -> None:
     replica = Replica()
     with pytest.raises(errors.UnknownReplica):
         replica.applying.apply(slab([Row(REPLACE, 0, 0, 5, 1.0, 5, body=pack({0x10: PLAIN, 0x21: (1,)}))]))
@@ -227,7 +227,7 @@ async def test_definitions_take_effect_between_rows() -> None:
     assert len(replica.content(600)) == 20
 
 
-async def test_a_view_of_what_is_confirmed_has_the_spaces_there_were_while_a_definition_is_in_flight() -> None:
+async def test_confirmed_view_has_the_old_spaces_while_a_definition_is_being_written() -> None:
     replica, master = Replica(WalMode.FSYNC), Master()
     replica.applying.apply(slab(master.does((INSERT, {0x10: 280, 0x21: (600, 1, "made", "memtx", 0, {}, ())}))))
     with replica.box.open_view(confirmed=True) as view:
@@ -240,7 +240,7 @@ async def test_a_view_of_what_is_confirmed_has_the_spaces_there_were_while_a_def
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
 @pytest.mark.parametrize("count", [3, 60])
-async def test_a_failed_write_takes_everything_in_flight_back_and_tells_all(mode: WalMode, count: int) -> None:
+async def test_failed_write_rolls_back_all_rows_in_flight_and_notifies_waiters(mode: WalMode, count: int) -> None:
     replica, master = Replica(mode), Master()
     replica.applying.apply(slab(*(master.does(put(INSERT, key, "old")) for key in range(count))))
     await settled(replica)
@@ -286,7 +286,7 @@ async def test_rows_after_a_failed_write_are_not_applied_when_the_disk_recovers(
     assert (list(replica.content()), replica.content(SYNC)) == ([1], {})
 
 
-async def test_a_large_slab_s_transactions_are_submitted_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transactions_of_a_large_slab_are_submitted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.node.upstream.row_applier.TOGETHER_SIZE_MAX", 500)
     monkeypatch.setattr("flowstone.node.wal.journal.TRANSACTION_SIZE_MAX", 1000)
     replica, master = Replica(), Master()
@@ -320,7 +320,7 @@ async def test_listeners_are_notified_of_each_transaction() -> None:
 
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-async def test_a_synchronous_transaction_is_there_and_waits_for_its_verdict(mode: WalMode) -> None:
+async def test_synchronous_transaction_is_applied_and_pending(mode: WalMode) -> None:
     replica, master = Replica(mode), Master()
     replica.applying.apply(slab(master.does(put(INSERT, 1, space=SYNC)), master.does(put(INSERT, 2))))
     assert sorted(replica.content(SYNC)) == [1]
@@ -334,7 +334,7 @@ async def test_a_synchronous_transaction_is_there_and_waits_for_its_verdict(mode
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
 @pytest.mark.parametrize("behind", [1, 40])
-async def test_a_rollback_takes_back_what_waits_and_not_what_comes_behind_it(mode: WalMode, behind: int) -> None:
+async def test_rollback_undoes_pending_transactions_but_not_later_rows(mode: WalMode, behind: int) -> None:
     replica, master = Replica(mode), Master()
     replica.applying.apply(
         slab(
@@ -354,7 +354,7 @@ async def test_a_rollback_takes_back_what_waits_and_not_what_comes_behind_it(mod
     assert replica.failures == []
 
 
-async def test_a_failed_write_leaves_in_the_limbo_what_is_written() -> None:
+async def test_failed_write_keeps_written_transactions_in_the_limbo() -> None:
     replica, master = Replica(), Master()
     replica.applying.apply(slab(master.does(put(INSERT, 1, space=SYNC))))
     await settled(replica)
@@ -374,7 +374,7 @@ async def test_a_failed_write_leaves_in_the_limbo_what_is_written() -> None:
 
 
 @pytest.mark.parametrize("behind", [3, 20])
-async def test_in_2_6_all_behind_a_waiting_transaction_shares_its_fate_in_one_slab_too(behind: int) -> None:
+async def test_rows_after_a_pending_transaction_share_its_outcome_in_2_6(behind: int) -> None:
     replica, master = Replica(), Master()
     waiting = master.does(put(REPLACE, 1, space=SYNC))
     replica.applying.apply(slab(waiting, *(master.does(put(REPLACE, key)) for key in range(behind))))
@@ -412,7 +412,7 @@ async def test_error_of_held_rows_is_reported_and_stops_later_rows(
     assert replica.journal.vclock == VClock({2: 2})
 
 
-async def test_held_rows_count_and_can_be_waited_for() -> None:
+async def test_held_rows_count_and_can_be_awaited() -> None:
     replica, master = Replica(WalMode.FSYNC), Master()
     replica.applying.apply(slab(master.does(put(REPLACE, 1, space=SYNC)), master.says(Confirm(2, 1))))
     before = replica.applying.in_flight_bytes
@@ -435,7 +435,7 @@ async def test_waiters_for_held_rows_get_the_error_when_the_rows_are_lost() -> N
     assert replica.applying.in_flight_bytes == 0
 
 
-async def test_two_masters_cannot_both_have_transactions_waiting() -> None:
+async def test_two_masters_cannot_both_have_pending_transactions() -> None:
     replica, one, two = Replica(), Master(2), Master(3)
     replica.applying.apply(slab(one.does(put(INSERT, 1, space=SYNC))))
     with pytest.raises(errors.UncommittedForeignSyncTxns):
@@ -446,15 +446,15 @@ async def test_two_masters_cannot_both_have_transactions_waiting() -> None:
 
 
 class TestWithTerms:
-    """Dialect 2.11: the queue has an owner, and rows of other members are judged by its term."""
+    """Dialect 2.11: the queue has an owner, and rows of other members are filtered by term."""
 
-    async def test_a_queue_that_nobody_owns_takes_nothing(self) -> None:
+    async def test_queue_without_an_owner_accepts_no_transaction(self) -> None:
         replica, master = Replica(dialect=Dialect.V2_11), Master()
         with pytest.raises(errors.SyncQueueUnclaimed):
             replica.applying.apply(slab(master.does(put(INSERT, 1, space=SYNC), flags=SYNCHRONOUS)))
         assert replica.content(SYNC) == {}
 
-    async def test_an_owner_s_transactions_wait_and_are_confirmed(self) -> None:
+    async def test_transactions_of_the_owner_are_pending_until_confirmed(self) -> None:
         replica, master = Replica(dialect=Dialect.V2_11), Master()
         replica.applying.apply(
             slab(
@@ -469,7 +469,7 @@ class TestWithTerms:
         replica.applying.apply(slab(master.says(Confirm(2, 2))))
         assert replica.limbo.pending == ()
 
-    async def test_a_successor_s_promotion_settles_what_waits(self) -> None:
+    async def test_promote_of_a_successor_settles_pending_transactions(self) -> None:
         replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
         replica.applying.apply(
             slab(
@@ -483,7 +483,7 @@ class TestWithTerms:
         assert sorted(replica.content(SYNC)) == [1]
         assert replica.limbo.owner_id == 3
 
-    async def test_a_former_owner_s_synchronous_transaction_becomes_nops(self) -> None:
+    async def test_synchronous_transaction_of_a_former_owner_becomes_nops(self) -> None:
         replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
         replica.applying.apply(slab(one.says(Promote(0, 0, 2)), two.says(Promote(2, 0, 3))))
         late = one.does(put(INSERT, 1, space=SYNC), put(INSERT, 2), flags=SYNCHRONOUS)
@@ -492,7 +492,7 @@ class TestWithTerms:
         assert replica.content(SYNC) == replica.content() == {}
         assert [(row.type, row.lsn) for row in replica.rows()[-2:]] == [(NOP, 2), (NOP, 3)]
 
-    async def test_a_former_owner_that_writes_on_without_waiting_is_a_split_brain(self) -> None:
+    async def test_asynchronous_row_of_a_former_owner_is_a_split_brain(self) -> None:
         replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
         replica.applying.apply(slab(one.says(Promote(0, 0, 2)), two.says(Promote(2, 0, 3))))
         await settled(replica)
@@ -501,7 +501,7 @@ class TestWithTerms:
             replica.applying.apply(slab(*(one.does(put(INSERT, key)) for key in range(20))))
         assert replica.content() == {}
 
-    async def test_a_split_brain_shows_behind_the_promotion_in_one_slab_too(self) -> None:
+    async def test_split_brain_after_the_promote_is_found_within_one_slab(self) -> None:
         replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
         replica.applying.apply(slab(one.says(Promote(0, 0, 2))))
         await settled(replica)
@@ -509,7 +509,7 @@ class TestWithTerms:
             replica.applying.apply(slab(two.says(Promote(2, 0, 3)), *(one.does(put(INSERT, key)) for key in range(20))))
         assert replica.content() == {}
 
-    async def test_without_an_owner_everybody_may_write(self) -> None:
+    async def test_every_member_may_write_if_the_queue_has_no_owner(self) -> None:
         replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
         replica.applying.apply(slab(one.says(Promote(0, 0, 2)), one.says(Demote(2, 0, 3))))
         replica.applying.apply(slab(*(two.does(put(INSERT, key)) for key in range(20))))

@@ -67,7 +67,7 @@ async def test_received_nops_are_logged_without_limbo_flags(flags: int) -> None:
     assert replica.limbo.pending == ()
 
 
-async def test_transaction_of_skipped_conflicts_and_nops_waits_for_nothing() -> None:
+async def test_transaction_of_skipped_conflicts_and_nops_is_not_pending() -> None:
     """2.11 asks whether all rows are NOPs in the end, wherever they became NOPs."""
     replica, one = Replica(dialect=Dialect.V2_11), Master(2)
     replica.skips = True
@@ -99,7 +99,7 @@ async def test_transaction_of_the_owner_ending_in_a_nop_waits_for_its_verdict() 
     assert replica.rows()[-1].flags == COMMIT | SYNCHRONOUS
 
 
-async def test_late_row_that_stands_is_logged_without_limbo_flags_when_nobody_owns_the_queue(
+async def test_late_row_that_remains_valid_is_logged_without_limbo_flags_if_the_queue_has_no_owner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The former owner keeps it, and no owner of the queue forbids it; flagged, no server would recover it."""
@@ -113,7 +113,7 @@ async def test_late_row_that_stands_is_logged_without_limbo_flags_when_nobody_ow
     assert [(row.type, row.flags) for row in replica.rows()[-1:]] == [(INSERT, COMMIT)]
 
 
-async def test_fact_beside_received_nops_ends_the_former_tenure() -> None:
+async def test_committed_row_among_received_nops_ends_the_former_tenure() -> None:
     """3.8 relays NOPs with WAIT_ACK, which are logged anew: they must not hide a committed row of the same batch."""
     replica, one, two = await deposed()
     assert replica.limbo.history.former
@@ -124,7 +124,7 @@ async def test_fact_beside_received_nops_ends_the_former_tenure() -> None:
     assert not replica.limbo.history.former
 
 
-async def test_nop_of_a_former_owner_voids_what_waited_behind_it() -> None:
+async def test_nop_of_a_former_owner_voids_its_later_pending_transactions() -> None:
     """Another member relayed the NOP first; the next row comes from the former owner itself."""
     replica, one, _ = await deposed()
     replica.applying.apply(slab(one.does((NOP, None))))

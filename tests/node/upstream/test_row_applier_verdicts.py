@@ -1,4 +1,4 @@
-"""Rows about the queue that must wait or have no effect: replies, and what stays hidden until the verdict."""
+"""Control rows that must wait or have no effect: replies, and rows hidden until the verdict."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def owner(monkeypatch: pytest.MonkeyPatch) -> Replica:
 
 
 @pytest.mark.parametrize("disk_fails", [False, True])
-async def test_a_promote_that_had_to_wait_and_is_refused_then_stops_who_brought_it(
+async def test_promote_rejected_after_a_wait_stops_its_applier(
     monkeypatch: pytest.MonkeyPatch, disk_fails: bool
 ) -> None:
     replica, peer = await owner(monkeypatch), Master(2)
@@ -98,7 +98,7 @@ async def test_pending_transaction_is_not_confirmed_by_later_rows() -> None:
     assert (replica.content(SYNC), list(replica.box.in_flight)) == ({}, [])
 
 
-async def test_a_conflict_that_is_skipped_shows_nothing_of_what_waits() -> None:
+async def test_skipped_conflict_reveals_no_pending_rows() -> None:
     replica, master = Replica(WalMode.WRITE, Dialect.V2_6), Master(2)
     replica.skips = True
     replica.applying.apply(slab(master.does(put(INSERT, 1, "there"))))

@@ -64,7 +64,7 @@ def has(sim: Simulation, name: str, key: int) -> bool:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_instances_without_data_agree_on_who_begins_and_follow_each_other(dialect: str) -> None:
+def test_instances_without_data_agree_on_a_bootstrap_leader_and_follow_each_other(dialect: str) -> None:
     async def scenario(sim: Simulation) -> None:
         peers = uris(sim, "a", "b", "c")
         options: dict[str, Any] = {"dialect": dialect, "replication": peers}
@@ -86,7 +86,7 @@ def test_instances_without_data_agree_on_who_begins_and_follow_each_other(dialec
 
 
 @simulated()
-async def test_of_a_set_born_in_dialect_2_6_all_are_members_from_the_first_snapshot_on(sim: Simulation) -> None:
+async def test_first_snapshot_of_a_2_6_set_has_all_members(sim: Simulation) -> None:
     await asyncio.gather(*(sim.start(name, dialect="2.6", replication=uris(sim, "a", "b")) for name in "ab"))
     assert sim.node("a").info()["vclock"] == {}
     in_order = sorted(sim.machine(name).uuid for name in "ab")
@@ -94,7 +94,7 @@ async def test_of_a_set_born_in_dialect_2_6_all_are_members_from_the_first_snaps
 
 
 @simulated()
-async def test_an_instance_without_data_needs_its_peers(sim: Simulation) -> None:
+async def test_instance_without_data_fails_without_its_peers(sim: Simulation) -> None:
     with pytest.raises(errors.Cfg, match="failed to connect to one or more replicas") as caught:
         await sim.start("a", dialect="2.6", replication=uris(sim, "a", "b"))
     assert caught.value.hint is not None
@@ -103,7 +103,7 @@ async def test_an_instance_without_data_needs_its_peers(sim: Simulation) -> None
 
 
 @simulated()
-async def test_most_of_a_set_to_be_is_enough_for_its_birth_in_dialect_2_11(sim: Simulation) -> None:
+async def test_majority_is_enough_to_bootstrap_in_dialect_2_11(sim: Simulation) -> None:
     peers = uris(sim, "a", "b", "c")
     await asyncio.gather(*(sim.start(name, replication=peers) for name in "ab"))
     assert sorted(ids(sim, "a")) == [1, 2]
@@ -112,14 +112,14 @@ async def test_most_of_a_set_to_be_is_enough_for_its_birth_in_dialect_2_11(sim: 
 
 
 @simulated()
-async def test_two_addresses_of_one_instance_are_refused(sim: Simulation) -> None:
+async def test_two_addresses_of_one_instance_are_rejected(sim: Simulation) -> None:
     await sim.start("a", dialect="2.6")
     with pytest.raises(errors.Cfg, match="duplicate connection to the same replica"):
         await sim.start("b", dialect="2.6", replication=[sim.uri("a"), sim.uri("a")])
 
 
 @simulated()
-async def test_who_joins_must_list_all_members(sim: Simulation) -> None:
+async def test_joining_instance_must_list_all_members(sim: Simulation) -> None:
     await sim.start("a")
     await sim.start("b", replication=uris(sim, "a", "b"))
     with pytest.raises(errors.BootstrapConnectionNotToAll) as caught:
@@ -138,7 +138,7 @@ async def test_the_configured_leader_is_joined_and_another_one_is_an_error(sim: 
 
 
 @simulated()
-async def test_an_instance_whose_peers_are_gone_is_an_orphan_until_they_are_back(sim: Simulation) -> None:
+async def test_instance_is_an_orphan_until_its_peers_return(sim: Simulation) -> None:
     options: dict[str, Any] = {"dialect": "2.6", "replication": uris(sim, "a", "b"), "replication_connect_timeout": 5}
     await asyncio.gather(sim.start("a", **options), sim.start("b", **options))
     await make_space(sim, "a")
@@ -153,7 +153,7 @@ async def test_an_instance_whose_peers_are_gone_is_an_orphan_until_they_are_back
 
 
 @simulated()
-async def test_a_quorum_of_nobody_makes_no_orphan(sim: Simulation) -> None:
+async def test_quorum_of_zero_prevents_orphan_mode(sim: Simulation) -> None:
     options: dict[str, Any] = {"dialect": "2.6", "replication": uris(sim, "a", "b"), "replication_connect_timeout": 5}
     await asyncio.gather(sim.start("a", **options), sim.start("b", **options))
     sim.kill("b")
@@ -197,7 +197,7 @@ def test_an_anonymous_replica_becomes_a_member_while_it_runs(dialect: str) -> No
 
 
 @simulated()
-async def test_registration_needs_a_master_that_can_be_reached(sim: Simulation) -> None:
+async def test_registration_fails_without_a_reachable_master(sim: Simulation) -> None:
     await sim.start("a")
     await sim.start("b", replication=uris(sim, "a"), replication_anon=True, read_only=True)
     sim.kill("a")
@@ -224,7 +224,7 @@ async def lose_logs_of_b(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_an_instance_whose_logs_nobody_has_any_more_joins_anew(sim: Simulation) -> None:
+async def test_instance_rejoins_when_no_member_has_the_logs_it_needs(sim: Simulation) -> None:
     await lose_logs_of_b(sim)
     await sim.restart("b")
     assert all(has(sim, "b", key) for key in range(20))
@@ -235,9 +235,7 @@ async def test_an_instance_whose_logs_nobody_has_any_more_joins_anew(sim: Simula
 
 @pytest.mark.parametrize("is_told", [False, True])
 @simulated()
-async def test_member_asks_again_whether_it_may_rejoin_when_the_source_dies_meanwhile(
-    sim: Simulation, is_told: bool
-) -> None:
+async def test_rejoin_is_checked_again_after_its_source_died(sim: Simulation, is_told: bool) -> None:
     """The source dies before it answers, or before the join; it soon returns."""
     await lose_logs_of_b(sim)
     restarts: list[asyncio.Future[Any]] = []
@@ -267,7 +265,7 @@ async def test_member_asks_again_whether_it_may_rejoin_when_the_source_dies_mean
 
 
 @simulated()
-async def test_member_that_may_not_ask_whether_it_may_rejoin_does_not_start(sim: Simulation) -> None:
+async def test_member_without_privileges_to_check_its_rejoin_does_not_start(sim: Simulation) -> None:
     """JOIN needs the same rights."""
     await lose_logs_of_b(sim)
     with pytest.raises(errors.CredsMismatch):
@@ -275,7 +273,7 @@ async def test_member_that_may_not_ask_whether_it_may_rejoin_does_not_start(sim:
 
 
 @simulated()
-async def test_a_member_that_is_removed_is_named_no_more(sim: Simulation) -> None:
+async def test_removed_member_is_no_longer_listed(sim: Simulation) -> None:
     await sim.start("a")
     await sim.start("b", replication=uris(sim, "a"))
     sim.kill("b")
@@ -285,7 +283,7 @@ async def test_a_member_that_is_removed_is_named_no_more(sim: Simulation) -> Non
 
 
 @simulated()
-async def test_logs_are_not_kept_for_members_that_are_away_longer_than_they_are_waited_for(sim: Simulation) -> None:
+async def test_logs_are_not_kept_for_members_disconnected_longer_than_the_limit(sim: Simulation) -> None:
     await sim.start("a", checkpoint_count=1)
     await make_space(sim, "a")
     await sim.start("b", replication=uris(sim, "a"))
@@ -301,7 +299,7 @@ async def test_logs_are_not_kept_for_members_that_are_away_longer_than_they_are_
 
 
 @simulated()
-async def test_a_node_is_an_orphan_all_the_while_its_peers_are_changed(sim: Simulation) -> None:
+async def test_node_is_an_orphan_while_its_peers_are_being_changed(sim: Simulation) -> None:
     await sim.start("a")
     await make_space(sim, "a")
     changing = asyncio.ensure_future(
@@ -314,7 +312,7 @@ async def test_a_node_is_an_orphan_all_the_while_its_peers_are_changed(sim: Simu
 
 
 @simulated()
-async def test_a_replica_without_an_id_is_never_written_to(sim: Simulation) -> None:
+async def test_replica_without_an_id_is_always_read_only(sim: Simulation) -> None:
     await sim.start("a")
     await make_space(sim, "a")
     await sim.start("b", replication=uris(sim, "a"), replication_anon=True, read_only=True)
@@ -335,7 +333,7 @@ async def test_a_replica_without_an_id_is_never_written_to(sim: Simulation) -> N
 
 
 @simulated()
-async def test_after_a_failed_write_rows_come_again_once_replication_is_set(sim: Simulation) -> None:
+async def test_rows_of_a_failed_write_are_received_again_when_replication_is_set(sim: Simulation) -> None:
     await sim.start("a")
     await make_space(sim, "a")
     await sim.start("b", replication=uris(sim, "a"))
@@ -350,7 +348,7 @@ async def test_after_a_failed_write_rows_come_again_once_replication_is_set(sim:
 
 
 @simulated()
-async def test_a_change_of_peers_that_fails_changes_nothing(sim: Simulation) -> None:
+async def test_failed_change_of_peers_has_no_effect(sim: Simulation) -> None:
     await sim.start("a")
     await make_space(sim, "a")
     await sim.start("b", replication=uris(sim, "a"))
@@ -362,7 +360,7 @@ async def test_a_change_of_peers_that_fails_changes_nothing(sim: Simulation) -> 
 
 
 @simulated()
-async def test_a_change_of_peers_that_is_cancelled_changes_nothing(sim: Simulation) -> None:
+async def test_cancelled_change_of_peers_has_no_effect(sim: Simulation) -> None:
     await sim.start("a")
     await make_space(sim, "a")
     await sim.start("b", replication=uris(sim, "a"))
@@ -375,7 +373,7 @@ async def test_a_change_of_peers_that_is_cancelled_changes_nothing(sim: Simulati
 
 
 @simulated(seeds=range(3))
-async def test_a_node_that_stops_while_its_peers_are_changed_leaves_nothing_behind(sim: Simulation) -> None:
+async def test_node_stopped_during_a_change_of_peers_leaves_no_resources(sim: Simulation) -> None:
     await sim.start("a")
     await sim.start("b", replication=uris(sim, "a"))
     change = sim.node("b").reconfigure(replication=uris(sim, "a", "nobody"))
@@ -416,7 +414,7 @@ async def test_rejoined_member_with_local_rows_can_be_restarted(sim: Simulation)
 
 
 @simulated()
-async def test_setting_the_same_peers_again_leaves_those_alone_that_are_followed(sim: Simulation) -> None:
+async def test_setting_the_same_peers_again_keeps_their_appliers(sim: Simulation) -> None:
     peers = uris(sim, "a", "b", "c")
     await asyncio.gather(*(sim.start(name, replication=peers) for name in "abc"))
     await sim.until(lambda: all(upstream(sim, "c", of).get("status") == "follow" for of in "ab"))
@@ -428,7 +426,7 @@ async def test_setting_the_same_peers_again_leaves_those_alone_that_are_followed
 
 
 @simulated()
-async def test_a_login_that_is_refused_ends_a_birth_when_it_was_tried_long_enough(sim: Simulation) -> None:
+async def test_bootstrap_fails_when_a_login_is_rejected_for_too_long(sim: Simulation) -> None:
     await sim.start("a")
     wrong = sim.uri("a").replace("secret", "wrong")
     with pytest.raises(errors.CredsMismatch):
@@ -449,7 +447,7 @@ async def test_start_does_not_wait_for_a_peer_that_rejects_the_login(sim: Simula
 
 
 @simulated()
-async def test_a_peer_with_other_rows_in_place_of_lost_ones_is_followed_when_somebody_has_decided_so(
+async def test_peer_that_replaced_lost_rows_is_followed_after_a_decision_of_the_operator(
     sim: Simulation,
 ) -> None:
     await sim.start("a")
@@ -495,7 +493,7 @@ async def test_instance_without_data_times_out_waiting_for_a_writable_peer(sim: 
 async def test_bootstrapping_member_with_elections_serves_no_peers_before_it_leads(sim: Simulation) -> None:
     """Real joining instances give up when no member is writable."""
     sim.build("a")
-    sim.machine("a").blocking_seconds = (0.1, 0.2)  # its disk is slow, so writing a vote takes a while
+    sim.machine("a").blocking_seconds = (0.1, 0.2)  # a slow disk delays the write of its vote
     starting = asyncio.ensure_future(sim.start("a", replication=uris(sim, "a"), election_mode="candidate"))
     told: list[bool] = []
     while not starting.done():
@@ -510,7 +508,7 @@ async def test_bootstrapping_member_with_elections_serves_no_peers_before_it_lea
 
 
 @simulated()
-async def test_a_set_whose_first_term_cannot_be_written_is_not_begun(sim: Simulation) -> None:
+async def test_bootstrap_fails_when_the_first_term_cannot_be_written(sim: Simulation) -> None:
     def refuse(*_: object) -> None:
         raise OSError(EIO, "Input/output error")
 
@@ -523,7 +521,7 @@ async def test_a_set_whose_first_term_cannot_be_written_is_not_begun(sim: Simula
 
 
 @simulated()
-async def test_an_orphan_that_is_elected_takes_writes(sim: Simulation) -> None:
+async def test_elected_orphan_accepts_writes(sim: Simulation) -> None:
     """Otherwise the member that it waits for could not be expelled."""
     names = ("a", "b", "c")
     options: dict[str, Any] = {"bootstrap_strategy": "legacy", "replication_connect_quorum": 3}

@@ -97,7 +97,7 @@ async def small_node(disk: FaultDisk, **options: Any) -> SmallNode:
 
 
 @pytest.mark.parametrize("mode", list(WalMode))
-async def test_a_snapshot_on_request_holds_everything_and_is_recovered_from(mode: WalMode) -> None:
+async def test_requested_snapshot_is_complete_and_recoverable(mode: WalMode) -> None:
     disk = FaultDisk()
     node = await small_node(disk, mode=mode)
     await node.replace("t", [1], [2])
@@ -110,7 +110,7 @@ async def test_a_snapshot_on_request_holds_everything_and_is_recovered_from(mode
     assert node.checkpointer.gc_info()["checkpoints"][-1]["signature"] == lsn
 
 
-async def test_a_second_snapshot_of_the_same_moment_is_none() -> None:
+async def test_second_snapshot_at_the_same_position_is_skipped() -> None:
     disk = FaultDisk()
     node = await small_node(disk)
     await node.checkpointer.snapshot()
@@ -120,9 +120,7 @@ async def test_a_second_snapshot_of_the_same_moment_is_none() -> None:
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
-async def test_checkpoint_is_not_made_when_it_is_refused_even_after_its_begin(
-    monkeypatch: pytest.MonkeyPatch, allowed: int
-) -> None:
+async def test_checkpoint_rejected_after_its_start_is_not_kept(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
     disk = FaultDisk()
     node = await small_node(disk)
     answers = iter([None] * allowed + [errors.Unsupported("expelled")] * 2)
@@ -135,7 +133,7 @@ async def test_checkpoint_is_not_made_when_it_is_refused_even_after_its_begin(
     assert snapshots(disk) == [0]
 
 
-async def test_the_log_ends_at_the_snapshot_and_older_files_go() -> None:
+async def test_log_ends_at_the_snapshot_and_older_files_are_deleted() -> None:
     disk = FaultDisk()
     node = await small_node(disk)
     for number in range(4):
@@ -176,7 +174,7 @@ async def test_writes_during_a_checkpoint_are_in_the_log_and_not_in_the_snapshot
     assert state(again.box) == state(node.box)
 
 
-async def test_a_second_request_meanwhile_is_refused() -> None:
+async def test_concurrent_checkpoint_request_is_rejected() -> None:
     node = await small_node(FaultDisk())
     making = asyncio.create_task(node.checkpointer.snapshot())
     await tick()
@@ -188,7 +186,7 @@ async def test_a_second_request_meanwhile_is_refused() -> None:
     assert not is_in_progress(node)
 
 
-async def test_the_end_of_a_backup_lets_old_files_go() -> None:
+async def test_old_files_are_deleted_when_a_backup_ends() -> None:
     disk = FaultDisk()
     node = await small_node(disk, checkpoint_count=1)
     await node.checkpointer.snapshot()
@@ -202,7 +200,7 @@ async def test_the_end_of_a_backup_lets_old_files_go() -> None:
     await node.close()
 
 
-async def test_a_full_disk_leaves_the_old_checkpoint_and_no_debris() -> None:
+async def test_checkpoint_on_a_full_disk_keeps_the_old_one_and_leaves_no_partial_file() -> None:
     disk = FaultDisk()
     node = await small_node(disk)
     await node.replace("t", *([number, "x" * 100] for number in range(3000)))
@@ -220,7 +218,7 @@ async def test_a_full_disk_leaves_the_old_checkpoint_and_no_debris() -> None:
     assert state(again.box) == state(node.box)
 
 
-async def test_a_checkpoint_of_rows_that_fail_to_be_written_fails_with_them() -> None:
+async def test_checkpoint_fails_when_its_rows_cannot_be_written() -> None:
     disk = FaultDisk()
     node = await small_node(disk, mode=WalMode.FSYNC)
     before = state(node.box)
@@ -235,7 +233,7 @@ async def test_a_checkpoint_of_rows_that_fail_to_be_written_fails_with_them() ->
     assert snapshots(disk) == [0]
 
 
-async def test_temporary_spaces_are_left_out_and_local_ones_marked() -> None:
+async def test_snapshot_omits_temporary_spaces_and_marks_local_ones() -> None:
     disk = FaultDisk()
     node = await small_node(disk)
     await node.create_space("loc", 600, group_id=1)
@@ -252,7 +250,7 @@ async def test_temporary_spaces_are_left_out_and_local_ones_marked() -> None:
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
-async def test_the_state_of_elections_stands_between_system_and_user_spaces(dialect: Dialect) -> None:
+async def test_snapshot_has_the_election_state_between_system_and_user_spaces(dialect: Dialect) -> None:
     disk = FaultDisk()
     node = await small_node(disk, dialect=dialect)
     await node.replace("t", [1])
@@ -277,7 +275,7 @@ async def test_the_state_of_elections_stands_between_system_and_user_spaces(dial
     assert again.recovered.synchro.promote() == promote
 
 
-async def test_checkpoints_come_by_time_with_some_jitter_at_first() -> None:
+async def test_checkpoint_interval_has_jitter_at_first() -> None:
     disk, clock = FaultDisk(), Clock()
     node = await start(with_clock(disk, clock), "data", checkpoint_interval=100.0)
     await node.create_space("t")
@@ -298,7 +296,7 @@ async def test_checkpoints_come_by_time_with_some_jitter_at_first() -> None:
     await node.close()
 
 
-async def test_checkpoints_come_by_the_size_of_the_log() -> None:
+async def test_checkpoint_is_made_when_the_log_reaches_its_size() -> None:
     disk = FaultDisk()
     node = await small_node(disk, checkpoint_wal_threshold=5000, checkpoint_interval=0)
     node.checkpointer.start()
@@ -318,7 +316,7 @@ async def test_checkpoints_come_by_the_size_of_the_log() -> None:
     await node.close()
 
 
-async def test_a_checkpoint_by_time_that_fails_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_scheduled_checkpoint_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     disk, clock = FaultDisk(), Clock()
     node = await start(with_clock(disk, clock), "data", checkpoint_interval=100.0)
     await node.create_space("t")
@@ -330,7 +328,7 @@ async def test_a_checkpoint_by_time_that_fails_is_a_line_in_the_log(caplog: pyte
     await node.close()
 
 
-async def test_stopping_abandons_a_checkpoint_in_progress() -> None:
+async def test_stop_abandons_a_checkpoint_in_progress() -> None:
     disk, clock = FaultDisk(), Clock()
     node = await start(with_clock(disk, clock), "data", checkpoint_interval=100.0)
     await node.create_space("t")
@@ -345,7 +343,7 @@ async def test_stopping_abandons_a_checkpoint_in_progress() -> None:
     assert state(again.box) == state(node.box)
 
 
-async def test_a_checkpoint_does_not_hold_the_loop() -> None:
+async def test_checkpoint_does_not_block_the_event_loop() -> None:
     disk = FaultDisk()
     node = await small_node(disk)
     t = node.box.space("t")
@@ -385,7 +383,7 @@ OPERATIONS = st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=12)
     st.lists(OPERATIONS, max_size=12),
     st.integers(1, 7),
 )
-def test_slices_are_the_view_whatever_is_written_between_them(
+def test_slices_equal_the_view_despite_writes_between_them(
     kind: str, keys: set[int], first: list[tuple[int, bool]], later: list[list[tuple[int, bool]]], count: int
 ) -> None:
     box = Box(Dialect.V2_6)
@@ -409,7 +407,7 @@ def test_slices_are_the_view_whatever_is_written_between_them(
 
 
 @pytest.mark.parametrize("step", [1, 7919], ids=["rising", "scattered"])
-def test_slices_end_although_new_keys_come_faster_than_tuples_are_read(step: int) -> None:
+def test_slices_end_even_if_keys_are_added_faster_than_tuples_are_read(step: int) -> None:
     box = Box(Dialect.V2_6)
     index = index_of(box, "tree")
     keys = [number * step % 1_000_003 for number in range(400_000)]
@@ -423,4 +421,4 @@ def test_slices_end_although_new_keys_come_faster_than_tuples_are_read(step: int
             for key in islice(new, 1500):
                 index.set(key, pack([key, "new"]))
     assert found == [pack([key]) for key in sorted(old)]
-    assert next(new, None) is not None, "it outlasted the load"
+    assert next(new, None) is not None, "the snapshot outlasted the load"

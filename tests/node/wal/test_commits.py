@@ -74,7 +74,7 @@ class Node:
         return found
 
 
-async def test_a_single_statement_is_a_row_of_its_own() -> None:
+async def test_single_statement_writes_one_row() -> None:
     node = Node()
     await node.commits.commit(node.transaction((PLAIN, 7)))
     (row,) = node.rows()
@@ -95,7 +95,7 @@ async def test_statements_of_a_transaction_share_its_tsn_and_the_last_has_the_fl
     assert len({row.timestamp for row in node.rows()}) == 1
 
 
-async def test_rows_of_local_spaces_are_counted_by_themselves() -> None:
+async def test_rows_of_local_spaces_have_separate_lsns() -> None:
     node = Node(vclock={0: 4, 1: 10})
     await node.commits.commit(node.transaction((LOCAL, 1)))
     await node.commits.commit(node.transaction((PLAIN, 1)))
@@ -111,7 +111,7 @@ async def test_a_mixed_transaction_ends_with_a_global_row_in_dialect_2_6() -> No
     assert [row.is_commit for row in node.rows()] == [False, False, True]
 
 
-async def test_a_synchronous_transaction_is_confirmed_right_behind_it() -> None:
+async def test_confirm_directly_follows_a_synchronous_transaction() -> None:
     """While the replica set is this one instance, which is its own quorum."""
     node = Node()
     await node.commits.commit(node.transaction((SYNC, 1), (PLAIN, 2)))
@@ -120,7 +120,7 @@ async def test_a_synchronous_transaction_is_confirmed_right_behind_it() -> None:
     assert unpack(rows[2].body) == {2: 1, 3: 2}
 
 
-async def test_without_an_owner_of_the_queue_a_synchronous_transaction_is_refused_and_taken_back() -> None:
+async def test_synchronous_transaction_is_rolled_back_if_the_queue_has_no_owner() -> None:
     node = Node(dialect=Dialect.V2_11)
     transaction = node.transaction((SYNC, 1))
     with pytest.raises(errors.SyncQueueUnclaimed):
@@ -129,7 +129,7 @@ async def test_without_an_owner_of_the_queue_a_synchronous_transaction_is_refuse
     assert list(node.box.in_flight) == []
 
 
-async def test_temporary_spaces_leave_no_rows() -> None:
+async def test_changes_of_temporary_spaces_write_no_rows() -> None:
     node = Node()
     await node.commits.commit(node.transaction((TEMPORARY, 1)))
     await node.commits.commit(node.transaction((TEMPORARY, 2), (PLAIN, 2)))
@@ -147,7 +147,7 @@ async def test_commits_of_one_turn_of_the_loop_share_a_write() -> None:
 
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-async def test_a_failed_write_takes_back_all_that_waited_and_the_next_one_may_succeed(mode: WalMode) -> None:
+async def test_failed_write_rolls_back_all_pending_commits_and_the_next_may_succeed(mode: WalMode) -> None:
     node = Node(mode)
     await node.commits.commit(node.transaction((PLAIN, 1)))
     node.disk.room = 0
@@ -185,7 +185,7 @@ async def test_pending_commits_are_rolled_back_newest_first() -> None:
     assert told == [("c", ["b"]), ("b", ["a"]), ("a", [])]
 
 
-async def test_a_transaction_too_large_for_the_log_is_refused_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transaction_too_large_for_the_log_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     monkeypatch.setattr("flowstone.node.wal.journal.TRANSACTION_SIZE_MAX", 50)
     with pytest.raises(errors.WalIo):
@@ -207,7 +207,7 @@ async def test_cancelled_commit_is_not_rolled_back() -> None:
     assert [row.lsn for row in node.rows()] == [1]
 
 
-async def test_listeners_are_told_when_it_is_certain() -> None:
+async def test_listeners_are_notified_of_commits_and_rollbacks() -> None:
     node = Node()
     told: list[Any] = []
     node.commits.on_commit.append(lambda done: told.append(("commit", len(done), node.journal.written_vclock)))
@@ -228,7 +228,7 @@ BODIES = st.sampled_from([pack(body) for body in ({}, {0x10: 512, 0x21: (1, "x" 
     st.sampled_from((2, 3, 4, 5, 9)),
     BODIES,
 )
-def test_the_row_of_a_single_statement_is_that_of_the_plain_encoder(
+def test_row_of_a_single_statement_equals_that_of_the_plain_encoder(
     lsn: int, replica_id: int, type: int, body: bytes
 ) -> None:
     node = Node(WalMode.NONE, vclock={replica_id: lsn})

@@ -49,7 +49,7 @@ async def test_gc_keeps_checkpoint_count_snapshots_and_the_logs_after_them() -> 
     assert left(disk) == ([30], [30])
 
 
-async def test_a_log_that_holds_the_position_of_a_checkpoint_stays() -> None:
+async def test_log_with_the_position_of_a_checkpoint_is_kept() -> None:
     disk = directory([0, 12, 30], [0, 10, 20])
     await collector(disk).collect()
     assert left(disk) == ([12, 30], [10, 20])
@@ -61,7 +61,7 @@ async def test_the_last_checkpoint_and_the_last_log_are_never_deleted() -> None:
     assert left(disk) == ([0], [0])
 
 
-async def test_a_new_checkpoint_pushes_out_the_oldest() -> None:
+async def test_new_checkpoint_replaces_the_oldest() -> None:
     disk = directory([0, 10], [0, 10])
     gc = collector(disk)
     SnapWriter(disk.outside().disk, "data", Meta(FileType.SNAP, UUID, {1: 20}), 1.0).finish()
@@ -88,13 +88,13 @@ async def test_a_backup_keeps_its_checkpoint_and_all_after_it() -> None:
     assert gc.start_backup() == [f"data/{30:020}.snap"]
 
 
-def test_a_backup_of_a_checkpoint_that_is_not_there_is_refused() -> None:
+def test_backup_of_a_missing_checkpoint_is_rejected() -> None:
     with pytest.raises(errors.TarantoolError, match="Can't find snapshot") as caught:
         collector(directory([0], [])).start_backup(1)
     assert caught.value.code == 93
 
 
-async def test_logs_stay_for_the_slowest_consumer() -> None:
+async def test_logs_are_kept_for_the_slowest_consumer() -> None:
     disk = directory([0, 30, 40], [0, 10, 20, 30, 40])
     gc = collector(disk)
     slow = gc.add_consumer("replica 2", VClock({1: 15}))
@@ -109,7 +109,7 @@ async def test_logs_stay_for_the_slowest_consumer() -> None:
     assert gc.consumers == [fast]
 
 
-async def test_local_rows_are_no_reason_to_keep_a_log_for_a_consumer() -> None:
+async def test_logs_are_not_kept_for_a_consumer_that_lacks_only_local_rows() -> None:
     disk = FaultDisk()
     door = disk.outside().disk
     SnapWriter(door, "data", Meta(FileType.SNAP, UUID, {0: 5, 1: 5}), 1.0).finish()
@@ -121,7 +121,7 @@ async def test_local_rows_are_no_reason_to_keep_a_log_for_a_consumer() -> None:
     assert left(disk) == ([10], [10])
 
 
-async def test_a_file_that_cannot_be_deleted_is_reported_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_deletion_is_reported_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     disk = directory([0, 10, 20], [0, 10, 20])
     gc = collector(disk)
     disk.broken.add("unlink")
@@ -132,7 +132,7 @@ async def test_a_file_that_cannot_be_deleted_is_reported_and_tried_again(caplog:
     assert left(disk) == ([10, 20], [10, 20])
 
 
-async def test_info_is_what_box_info_gc_shows() -> None:
+async def test_info_equals_box_info_gc() -> None:
     gc = collector(directory([0, 10], [0, 10]))
     gc.add_consumer("replica 2", VClock({1: 4}))
     gc.start_backup(1)
@@ -148,14 +148,14 @@ async def test_info_is_what_box_info_gc_shows() -> None:
     }
 
 
-async def test_logs_that_a_consumer_alone_has_kept_go_when_it_advances() -> None:
+async def test_logs_kept_for_one_consumer_are_deleted_when_it_advances() -> None:
     disk = directory([10, 20, 30], [0, 5, 10, 15, 20, 25, 30])
     gc = collector(disk, count=1)
     slow, slower = gc.add_consumer("slow", VClock({1: 12})), gc.add_consumer("slower", VClock({1: 7, 2: 9}))
     await gc.collect()
     assert left(disk)[1] == [5, 10, 15, 20, 25, 30]
     gc.advance(slow, VClock({1: 29}))
-    assert gc._collection is None, "the other one still needs them"
+    assert gc._collection is None, "the other consumer still needs them"
     gc.advance(slower, VClock({1: 16, 2: 9}))
     assert gc._collection is not None
     await gc._collection
@@ -178,7 +178,7 @@ async def test_gc_deletes_nothing_while_waiting_for_members() -> None:
     assert left(disk) == ([30], [30])
 
 
-async def test_members_are_not_awaited_for_ever() -> None:
+async def test_wait_for_members_is_limited() -> None:
     disk = directory([10, 20, 30], [10, 20, 30])
     gc = collector(disk, count=1)
     gc.pause([uuid.UUID(int=1)])
@@ -188,7 +188,7 @@ async def test_members_are_not_awaited_for_ever() -> None:
     assert left(disk) == ([30], [30])
 
 
-async def test_replica_letting_go_of_many_logs_costs_one_listing_and_one_header_each() -> None:
+async def test_releasing_many_logs_costs_one_listing_and_one_header_each() -> None:
     """Otherwise catching up over many logs is quadratic: each ACK at the end of a log starts a collection."""
     count = 100
     disk = directory([1000], list(range(0, 10 * count, 10)))

@@ -101,7 +101,7 @@ async def test_journal_writes_submissions_of_one_turn_in_one_append(mode: WalMod
     assert len(writer.acknowledged) == 2001
 
 
-async def test_a_write_that_needs_no_sync_is_done_when_flush_returns() -> None:
+async def test_write_without_sync_is_complete_when_flush_returns() -> None:
     log = journal(FaultDisk())
     writer = Writer(log)
     writer.submit("a")
@@ -112,7 +112,7 @@ async def test_a_write_that_needs_no_sync_is_done_when_flush_returns() -> None:
     assert writer.acknowledged == [(1, "a"), (2, "b")]
 
 
-async def test_no_file_appears_before_the_first_write() -> None:
+async def test_journal_creates_no_file_before_the_first_write() -> None:
     disk = FaultDisk()
     log = journal(disk)
     log.flush()
@@ -121,7 +121,7 @@ async def test_no_file_appears_before_the_first_write() -> None:
     assert names(disk) == []
 
 
-async def test_a_closed_journal_has_ended_its_file() -> None:
+async def test_closed_journal_has_finished_its_file() -> None:
     disk = FaultDisk()
     log = journal(disk)
     Writer(log).submit("a")
@@ -147,7 +147,7 @@ async def test_close_releases_a_new_file_whose_first_write_failed(mode: WalMode)
 
 
 @pytest.mark.parametrize("mode", list(WalMode))
-async def test_a_closed_journal_takes_nothing_more_and_touches_no_file(mode: WalMode) -> None:
+async def test_closed_journal_rejects_submissions_and_touches_no_file(mode: WalMode) -> None:
     disk = FaultDisk()
     log = journal(disk, mode)
     writer = Writer(log)
@@ -163,7 +163,7 @@ async def test_a_closed_journal_takes_nothing_more_and_touches_no_file(mode: Wal
     assert (log.vclock, writer.acknowledged) == (VClock({1: 1}), [(1, "a")])
 
 
-async def test_mode_none_writes_nothing_and_counts() -> None:
+async def test_mode_none_counts_rows_without_writing_them() -> None:
     disk = FaultDisk()
     log = journal(disk, WalMode.NONE)
     writer = Writer(log)
@@ -187,7 +187,7 @@ async def test_local_rows_count_in_component_zero() -> None:
     assert log.written_vclock == VClock({0: 1})
 
 
-async def test_relays_are_handed_the_bytes_and_the_position_of_each_write() -> None:
+async def test_relays_receive_the_bytes_and_the_position_of_each_write() -> None:
     disk = FaultDisk()
     log = journal(disk)
     seen: list[tuple[bytes, VClock]] = []
@@ -204,7 +204,7 @@ async def test_relays_are_handed_the_bytes_and_the_position_of_each_write() -> N
         assert b"".join(row.raw for row in file.rows()) == b"".join(rows for rows, _ in seen)
 
 
-async def test_submissions_during_a_sync_gather_for_the_next_one() -> None:
+async def test_submissions_during_a_sync_are_written_with_the_next_one() -> None:
     disk = FaultDisk()
     log = journal(disk, WalMode.FSYNC)
     writer = Writer(log)
@@ -221,7 +221,7 @@ async def test_submissions_during_a_sync_gather_for_the_next_one() -> None:
     assert found(disk) == writer.acknowledged
 
 
-async def test_a_full_file_is_followed_by_the_next() -> None:
+async def test_journal_starts_a_new_file_when_one_is_full() -> None:
     disk = FaultDisk()
     log = journal(disk, wal_max_size=2000)
     writer = Writer(log)
@@ -234,7 +234,7 @@ async def test_a_full_file_is_followed_by_the_next() -> None:
     assert found(disk) == writer.acknowledged
 
 
-async def test_rotate_ends_the_file_behind_everything_submitted() -> None:
+async def test_rotate_ends_the_file_after_all_submitted_rows() -> None:
     disk = FaultDisk()
     log = journal(disk)
     writer = Writer(log)
@@ -256,7 +256,7 @@ async def test_rotate_ends_the_file_behind_everything_submitted() -> None:
 
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-async def test_a_full_disk_fails_what_waits_newest_first_and_keeps_the_rest(mode: WalMode) -> None:
+async def test_full_disk_fails_pending_submissions_newest_first_and_keeps_written_rows(mode: WalMode) -> None:
     disk = FaultDisk()
     log = journal(disk, mode)
     writer = Writer(log)
@@ -278,7 +278,7 @@ async def test_a_full_disk_fails_what_waits_newest_first_and_keeps_the_rest(mode
     assert found(disk) == writer.acknowledged == [(1, "a"), (2, "e")]
 
 
-async def test_a_failure_takes_down_what_gathered_behind_it() -> None:
+async def test_failed_write_fails_the_submissions_after_it() -> None:
     disk = FaultDisk()
     log = journal(disk, WalMode.FSYNC)
     writer = Writer(log)
@@ -295,7 +295,7 @@ async def test_a_failure_takes_down_what_gathered_behind_it() -> None:
     assert found(disk) == writer.acknowledged == [(1, "d")]
 
 
-async def test_rows_of_a_failed_sync_do_not_come_back() -> None:
+async def test_rows_of_a_failed_sync_are_not_recovered() -> None:
     disk = FaultDisk()
     log = journal(disk, WalMode.FSYNC)
     writer = Writer(log)
@@ -313,7 +313,7 @@ async def test_rows_of_a_failed_sync_do_not_come_back() -> None:
     assert found(disk.after_death()) == writer.acknowledged == [(1, "a"), (2, "d")]
 
 
-async def test_a_file_that_cannot_be_ended_fails_the_rotation_only() -> None:
+async def test_failure_to_end_a_file_fails_only_the_rotation() -> None:
     disk = FaultDisk()
     log = journal(disk)
     writer = Writer(log)
@@ -331,7 +331,7 @@ async def test_a_file_that_cannot_be_ended_fails_the_rotation_only() -> None:
     assert found(disk) == writer.acknowledged == [(1, "a"), (2, "b"), (3, "c")]
 
 
-async def test_a_file_that_cannot_be_made_fails_the_write() -> None:
+async def test_failure_to_create_a_file_fails_the_write() -> None:
     disk = FaultDisk()
     log = journal(disk)
     writer = Writer(log)
@@ -398,7 +398,7 @@ async def test_journal_rejects_an_oversized_transaction_without_affecting_others
 
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-async def test_draining_waits_for_what_was_submitted_and_for_nothing_later(mode: WalMode) -> None:
+async def test_drain_waits_for_submitted_rows_but_not_for_later_ones(mode: WalMode) -> None:
     disk = FaultDisk()
     log = journal(disk, mode)
     loop, told, is_over = asyncio.get_running_loop(), 0, False
@@ -426,7 +426,7 @@ async def test_draining_waits_for_what_was_submitted_and_for_nothing_later(mode:
     assert told == log.written_vclock.get(1)
 
 
-async def test_draining_ends_with_a_failure_and_after_who_waited_has_gone() -> None:
+async def test_drain_ends_on_a_failure_and_survives_a_cancelled_waiter() -> None:
     disk = FaultDisk()
     log = journal(disk, WalMode.FSYNC)
     writer = Writer(log)
@@ -442,14 +442,14 @@ async def test_draining_ends_with_a_failure_and_after_who_waited_has_gone() -> N
     assert writer.failures == [2]
 
 
-def test_a_peer_s_transaction_is_accepted_up_to_what_the_log_takes() -> None:
+def test_transaction_of_a_peer_is_accepted_up_to_the_limit_of_the_log() -> None:
     stream = RowStream("peer")
     stream.feed(b"\xce" + TRANSACTION_SIZE_MAX.to_bytes(4, "big"))
     with pytest.raises(StreamError, match=f"a transaction of more than {TRANSACTION_SIZE_MAX} bytes"):
         stream.take()
 
 
-async def test_a_log_without_rows_is_continued_and_a_torn_one_ended() -> None:
+async def test_empty_log_is_continued_and_a_torn_one_ended() -> None:
     disk = FaultDisk()
     log = journal(disk)
     writer = Writer(log)
@@ -509,7 +509,7 @@ async def workload(disk: FaultDisk, mode: WalMode, rng: Random, turns: int = 12)
 
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-async def test_killed_at_any_byte_nothing_acknowledged_is_missing(mode: WalMode) -> None:
+async def test_acknowledged_rows_survive_a_kill_at_any_byte(mode: WalMode) -> None:
     disk = FaultDisk()
     await workload(disk, mode, Random(1))
     total = sum(len(inode.data) for inode in disk.names.values())
@@ -521,7 +521,7 @@ async def test_killed_at_any_byte_nothing_acknowledged_is_missing(mode: WalMode)
         assert rows[: len(writer.acknowledged)] == writer.acknowledged
 
 
-async def test_after_a_loss_of_power_nothing_acknowledged_by_fsync_is_missing() -> None:
+async def test_rows_acknowledged_with_fsync_survive_a_power_loss() -> None:
     for seed in range(2000 if FULL else 150):
         rng = Random(seed)
         disk = FaultDisk()
@@ -532,7 +532,7 @@ async def test_after_a_loss_of_power_nothing_acknowledged_by_fsync_is_missing() 
 
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-async def test_with_a_disk_that_fails_at_random_the_log_is_what_was_acknowledged(mode: WalMode) -> None:
+async def test_log_equals_the_acknowledged_rows_on_a_randomly_failing_disk(mode: WalMode) -> None:
     for seed in range(500 if FULL else 60):
         rng = Random(seed)
         disk = FaultDisk()
@@ -559,7 +559,7 @@ async def test_with_a_disk_that_fails_at_random_the_log_is_what_was_acknowledged
         assert found(disk) == writer.acknowledged
 
 
-async def test_a_submission_costs_about_a_microsecond() -> None:
+async def test_submission_takes_about_a_microsecond() -> None:
     log = journal(FaultDisk(), WalMode.NONE)
     row = Row(3, 1, lsn=1, timestamp=1.0, body=b"\x82\x10\xcd\x02\x00\x21\x92\x01\x02").encode()
 
@@ -579,7 +579,7 @@ async def test_a_submission_costs_about_a_microsecond() -> None:
 # --- counters ---
 
 
-async def test_writes_are_counted_by_what_they_waited_for() -> None:
+async def test_journal_counts_writes_syncs_and_rotations() -> None:
     disk = FaultDisk()
     log = journal(disk, wal_max_size=200)
     writer = Writer(log)
@@ -620,7 +620,7 @@ async def test_a_failed_write_is_remembered_until_one_succeeds() -> None:
     await log.close()
 
 
-async def test_a_write_that_takes_too_long_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_slow_write_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     log = journal(FaultDisk())
     log.too_long_threshold = -1.0
     Writer(log).submit("a")
@@ -630,7 +630,7 @@ async def test_a_write_that_takes_too_long_is_a_line_in_the_log(caplog: pytest.L
     await log.close()
 
 
-async def test_rows_are_counted_from_where_the_log_goes_on() -> None:
+async def test_row_counter_starts_at_the_position_of_the_continued_log() -> None:
     log = journal(FaultDisk(), vclock=VClock({1: 100}))
     log.continue_at(VClock({1: 500, 2: 7}))
     assert log.row_count == 0

@@ -59,7 +59,7 @@ def read_all(reader: LogReader, limit: int) -> list[int]:
     return found
 
 
-def test_rows_come_from_all_logs_in_order() -> None:
+def test_rows_are_read_from_all_logs_in_order() -> None:
     log = Log()
     log.write(1, 2)
     log.rotate()
@@ -68,10 +68,10 @@ def test_rows_come_from_all_logs_in_order() -> None:
     log.write(4, 5)
     assert read_all(log.reader(0), 5) == [1, 2, 3, 4, 5]
     assert read_all(log.reader(2), 5) == [3, 4, 5]
-    assert read_all(log.reader(4), 5) == [4, 5], "from the log that has it; a replica with row 4 skips it"
+    assert read_all(log.reader(4), 5) == [4, 5], "from the log with the position; a replica that has row 4 skips it"
 
 
-def test_reading_goes_on_where_it_was_when_more_is_written() -> None:
+def test_reader_continues_at_its_position_after_further_writes() -> None:
     log = Log()
     log.write(1)
     reader = log.reader(0)
@@ -85,7 +85,7 @@ def test_reading_goes_on_where_it_was_when_more_is_written() -> None:
     reader.close()
 
 
-def test_a_log_that_ends_between_two_looks_is_read_to_its_end_first() -> None:
+def test_log_that_ended_meanwhile_is_read_to_its_end_first() -> None:
     log = Log()
     log.write(1)
     reader = log.reader(0)
@@ -96,7 +96,7 @@ def test_a_log_that_ends_between_two_looks_is_read_to_its_end_first() -> None:
     assert read_all(reader, 3) == [2, 3]
 
 
-def test_many_rows_are_given_out_in_pieces_of_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_returned_in_pieces_of_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "ROWS_MAX", 2)
     log = Log()
     log.write_block(1, 2, 3)
@@ -118,11 +118,11 @@ def test_log_reader_returns_only_reported_rows() -> None:
     assert read_all(reader, 2) == []
     log.rotate()
     log.write(4)
-    assert read_all(reader, 2) == [], "although another log follows"
+    assert read_all(reader, 2) == [], "the limit holds although another log follows"
     assert read_all(reader, 4) == [3, 4]
 
 
-def test_rows_that_no_log_holds_are_missed_by_name() -> None:
+def test_missing_rows_are_reported_with_their_position() -> None:
     log = Log(10)
     log.write(11)
     with pytest.raises(LogsGone) as caught:
@@ -130,7 +130,7 @@ def test_rows_that_no_log_holds_are_missed_by_name() -> None:
     assert (caught.value.have, caught.value.need) == (VClock({1: 5}), VClock({1: 10}))
 
 
-def test_without_any_log_everything_is_missed() -> None:
+def test_all_rows_are_missing_without_any_log() -> None:
     disk = FaultDisk().outside().disk
     disk.make_directory("data")
     with pytest.raises(LogsGone) as caught:
@@ -138,7 +138,7 @@ def test_without_any_log_everything_is_missed() -> None:
     assert caught.value.need == VClock({1: 11})
 
 
-def test_a_log_that_vanished_in_the_middle_is_missed() -> None:
+def test_log_deleted_in_the_middle_is_reported() -> None:
     log = Log()
     for lsn in (1, 2, 3):
         log.write(lsn)
@@ -184,7 +184,7 @@ def test_reader_finds_its_first_log_while_older_ones_are_deleted(
     assert read_all(log.reader(17), 20) == [18, 19, 20]
 
 
-def test_first_log_deleted_after_the_listing_is_missed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_log_deleted_after_the_listing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     log = twenty_logs()
     Collector(log, monkeypatch, 18)
     with pytest.raises(LogsGone) as caught:
@@ -193,7 +193,7 @@ def test_first_log_deleted_after_the_listing_is_missed_by_name(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("position", [7, 0])
-def test_log_that_is_listed_and_never_there_ends_the_search(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listed_log_that_does_not_exist_ends_the_search(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example a dangling symbolic link: it must neither hang the relay nor count as a gap."""
     log = twenty_logs()
     listed = scan_directory(log.door, "data")
@@ -224,7 +224,7 @@ def test_log_reader_raises_logs_gone_for_rows_received_by_a_rejoin() -> None:
     assert (caught.value.have, caught.value.need) == (VClock({1: 2}), VClock({1: 10}))
 
 
-def test_a_block_that_is_half_written_is_not_there_yet() -> None:
+def test_partially_written_block_is_not_returned() -> None:
     log = Log()
     log.write(1, 2)
     inode = log.disk.names["data/00000000000000000000.xlog"]

@@ -60,19 +60,19 @@ def test_log_tail_sends_the_remaining_rows_to_a_relay_that_skips_some() -> None:
     assert chunk.packets_for(RowFilter(VClock({1: 12, 2: 1})), 0) == b""
 
 
-def test_a_request_with_a_sync_gets_it_in_every_packet() -> None:
+def test_every_packet_has_the_sync_of_the_request() -> None:
     chunk = TailChunk(0, rows((1, 11), (1, 12)), VClock({1: 10}), VClock({1: 12}))
     packets, _ = split(chunk.packets_for(RowFilter(VClock({1: 10})), 7))
     assert [decode_row(packet).sync for packet in packets] == [7, 7]
 
 
-def test_local_rows_go_to_nobody() -> None:
+def test_local_rows_are_not_sent() -> None:
     chunk = TailChunk(0, rows((0, 5), (1, 11)), VClock({0: 4, 1: 10}), VClock({0: 5, 1: 11}))
     assert lsns(chunk.packets) == [(1, 11)]
     assert lsns(packets_of(slab_of_rows(rows((0, 5)), "test"))) == []
 
 
-def test_a_place_is_found_by_what_one_knows() -> None:
+def test_place_is_found_by_vclock() -> None:
     tail = tail_of(3)
     assert tail.find(VClock({1: 9})) is None, "row 10 was before the first chunk"
     assert tail.find(VClock({1: 10})) == 0
@@ -82,14 +82,14 @@ def test_a_place_is_found_by_what_one_knows() -> None:
     assert tail.find(VClock({2: 5})) is None
 
 
-def test_local_rows_have_no_part_in_finding_a_place() -> None:
+def test_lookup_of_a_place_ignores_local_rows() -> None:
     tail = LogTail(VClock({0: 3, 1: 10}), lambda: None)
     tail.append(rows((0, 4)), VClock({0: 4, 1: 10}))
     tail.seal()
     assert tail.find(VClock({1: 10})) == tail.end
 
 
-def test_chunks_that_everybody_has_are_dropped() -> None:
+def test_chunks_that_all_relays_have_are_dropped() -> None:
     tail = tail_of(3)
     tail.trim(2)
     assert [tail.chunk(number) is None for number in range(4)] == [True, True, False, True]
@@ -97,7 +97,7 @@ def test_chunks_that_everybody_has_are_dropped() -> None:
     assert tail.find(VClock({1: 12})) == 2
 
 
-def test_the_oldest_chunks_go_when_there_are_too_many_bytes() -> None:
+def test_oldest_chunks_are_dropped_beyond_the_size_limit() -> None:
     size = 2 * len(rows((1, 11)))
     tail = tail_of(5, size_max=2 * size)
     tail.trim(0)
@@ -107,7 +107,7 @@ def test_the_oldest_chunks_go_when_there_are_too_many_bytes() -> None:
     assert tail.size == 0
 
 
-def test_a_lone_row_is_framed_as_it_is() -> None:
+def test_single_row_is_framed_unchanged() -> None:
     raw = rows((1, 11))
     chunk = TailChunk(0, raw, VClock({1: 10}), VClock({1: 11}))
     assert chunk.packets == b"\xce" + len(raw).to_bytes(4, "big") + raw == packets_of(slab_of_rows(raw, "test"))
@@ -115,7 +115,7 @@ def test_a_lone_row_is_framed_as_it_is() -> None:
     assert local.packets == b""
 
 
-def test_a_term_in_which_the_queue_changed_hands_is_known_with_the_packets() -> None:
+def test_chunk_has_the_term_of_the_last_promote() -> None:
     promote = Row(RequestType.RAFT_PROMOTE.value, 1, 0, 11, 1.0, 11, body=Promote(0, 0, 4).encode())
     chunk = TailChunk(0, rows((1, 10)) + promote.encode(), VClock({1: 9}), VClock({1: 11}))
     assert chunk.packets

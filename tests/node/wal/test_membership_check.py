@@ -25,7 +25,7 @@ async def check(directory: Path, *, is_anonymous: bool = False) -> None:
 
 
 @pytest.mark.parametrize(("is_anonymous", "kind"), [(False, errors.UnknownReplica), (True, errors.Cfg)])
-async def test_files_of_an_expelled_member_are_refused_as_by_a_start(
+async def test_files_of_an_expelled_member_are_rejected_like_by_a_start(
     tmp_path: Path, is_anonymous: bool, kind: type[errors.TarantoolError]
 ) -> None:
     uuid = await leave_expelled(tmp_path / "data", tmp_path / "other")
@@ -38,7 +38,7 @@ async def test_files_of_an_expelled_member_are_refused_as_by_a_start(
     await check(tmp_path / "other")
 
 
-async def test_data_are_recovered_only_if_rows_of_cluster_leave_a_doubt(
+async def test_data_is_recovered_only_if_rows_of_cluster_are_inconclusive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recoveries: list[str] = []

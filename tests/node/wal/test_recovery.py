@@ -64,7 +64,7 @@ def tuples(box: Box, space: str) -> list[Any]:
 
 class TestRealDirectories:
     @pytest.mark.parametrize("path", RECORDED, ids=lambda path: "-".join(path.parts[-4:]).replace("-files", ""))
-    async def test_every_recorded_directory_is_recovered_from_its_newest_and_its_oldest_snapshot(
+    async def test_recorded_directory_is_recovered_from_its_newest_and_oldest_snapshot(
         self, path: Path, tmp_path: Path
     ) -> None:
         newest, from_newest = await recovered(path)
@@ -76,14 +76,14 @@ class TestRealDirectories:
         assert from_newest.vclock == from_oldest.vclock
         assert from_newest.synchro.pending == from_oldest.synchro.pending == ()
         vinyl = [space.id for space in newest.spaces.values() if space.definition.engine == "vinyl"]
-        # No snapshot has the tuples that a real server keeps in files of vinyl.
+        # A real server keeps vinyl tuples in their own files, so they are missing in snapshots.
         assert state(newest) | dict.fromkeys(vinyl) == state(oldest) | dict.fromkeys(vinyl)
         assert from_newest.replica_id in (1, 2, 3)
         if newest.dialect is not Dialect.V2_6:  # whose snapshots do not include it
             assert from_newest.synchro.promote() == from_oldest.synchro.promote()
             assert from_newest.synchro.raft == from_oldest.synchro.raft
 
-    async def test_the_state_of_elections_is_kept(self) -> None:
+    async def test_election_state_is_recovered(self) -> None:
         path = next(path for path in RECORDED if "tarantool-2.11/05-election/files/a" in str(path))
         _, found = await recovered(path)
         assert (found.synchro.raft.term, found.synchro.raft.vote) == (4, 1)
@@ -100,9 +100,7 @@ class TestRealDirectories:
 
     @pytest.mark.real
     @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-    async def test_a_real_server_recovers_what_the_node_wrote(
-        self, tarantool: Any, tmp_path: Path, mode: WalMode
-    ) -> None:
+    async def test_real_server_recovers_files_of_the_node(self, tarantool: Any, tmp_path: Path, mode: WalMode) -> None:
         node = await start(OUTSIDE, str(tmp_path), mode=mode, wal_max_size=20_000)
         await node.create_space("synced", 520, is_sync=True)
         await workload(node, Random(3), 150)
@@ -117,15 +115,13 @@ class TestRealDirectories:
         assert len(files(tmp_path, "*.xlog")) > 3
         shown = tarantool.run(f"box.cfg{{log='server.log'}} {SHOW.format(names=' '.join(names))} os.exit(0)", tmp_path)
         assert _shown(shown) == expected
-        # And back again, with its own rows.
+        # The node recovers the files again, with the rows of the server.
         tarantool.run("box.cfg{log='server.log'} box.space.t:replace{77777, 'theirs'} os.exit(0)", tmp_path)
         box, _ = await recovered(tmp_path)
         assert (77777, "theirs") in tuples(box, "t")
 
     @pytest.mark.real
-    async def test_a_real_server_recovers_a_directory_on_which_nothing_was_done(
-        self, tarantool: Any, tmp_path: Path
-    ) -> None:
+    async def test_real_server_recovers_an_unused_directory(self, tarantool: Any, tmp_path: Path) -> None:
         node = await start(OUTSIDE, str(tmp_path))
         await node.close()
         shown = tarantool.run("box.cfg{log='server.log'} print(box.info.uuid, box.info.id) os.exit(0)", tmp_path)
@@ -214,7 +210,7 @@ async def workload(node: SmallNode, rng: Random, count: int) -> None:
 
 
 async def until_death(disk: FaultDisk, life: Coroutine[Any, Any, None]) -> None:
-    """Run `life` until it or the disk ends."""
+    """Run `life` until it ends or the disk dies."""
     death, loop = asyncio.Event(), asyncio.get_running_loop()
     disk.on_death = lambda: loop.call_soon_threadsafe(death.set)
     tasks = [asyncio.create_task(life), asyncio.create_task(death.wait())]
@@ -252,9 +248,9 @@ def check_found(box: Box, told: list[tuple[int, str]]) -> None:
     assert found in (expected, expected | {following: "x", following + 1: "y"})
 
 
-class TestOurOwn:
+class TestOwnDirectories:
     @pytest.mark.parametrize("dialect", list(Dialect))
-    async def test_an_instance_is_born_and_found_again(self, tmp_path: Path, dialect: Dialect) -> None:
+    async def test_new_instance_is_bootstrapped_and_recovered(self, tmp_path: Path, dialect: Dialect) -> None:
         node = await start(OUTSIDE, str(tmp_path), dialect=dialect)
         await node.close()
         assert [path.name for path in files(tmp_path, "*")] == [f"{0:020}.snap"]
@@ -266,7 +262,7 @@ class TestOurOwn:
         assert again.recovered.vclock == VClock()
         assert state(again.box) == state(node.box)
 
-    async def test_the_first_snapshot_has_the_rows_of_a_real_one_in_their_order(self, tmp_path: Path) -> None:
+    async def test_first_snapshot_has_the_rows_of_a_real_one_in_order(self, tmp_path: Path) -> None:
         def shapes(path: Path) -> list[tuple[int, int, int, object]]:
             with LogFile.open(OUTSIDE.disk, str(path)) as file:
                 bodies = [(row, unpack(row.body)) for row in file.rows()]
@@ -279,7 +275,7 @@ class TestOurOwn:
         recorded = next(path for path in RECORDED if "tarantool-2.11/01-join-subscribe/files/master" in str(path))
         assert shapes(tmp_path / f"{0:020}.snap") == shapes(recorded / f"{0:020}.snap")
 
-    async def test_uuids_and_the_first_user_are_as_asked_for(self, tmp_path: Path) -> None:
+    async def test_bootstrap_uses_the_given_uuids_and_first_user(self, tmp_path: Path) -> None:
         box = Box(Dialect.V2_11)
         one, two = UUID(int=1 << 100), UUID(int=2 << 100)
         user = FirstUser("jane", b"x" * 20)
@@ -290,7 +286,7 @@ class TestOurOwn:
 
     @pytest.mark.parametrize("dialect", list(Dialect))
     @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-    async def test_all_that_was_written_is_there_again(self, dialect: Dialect, mode: WalMode) -> None:
+    async def test_recovery_restores_all_written_data(self, dialect: Dialect, mode: WalMode) -> None:
         disk = FaultDisk()
         node = await start(disk.outside(), "data", dialect=dialect, mode=mode, wal_max_size=9000)
         await workload(node, Random(1), 60)
@@ -304,7 +300,7 @@ class TestOurOwn:
         third = await start(again.outside, "data")
         assert state(third.box) == state(again.box)
 
-    async def test_large_runs_and_single_rows_give_the_same(self, tmp_path: Path) -> None:
+    async def test_large_runs_and_single_rows_are_recovered_alike(self, tmp_path: Path) -> None:
         node = await start(OUTSIDE, str(tmp_path))
         await node.create_space("t")
         await node.create_space("s", 513, key_type="string")
@@ -318,7 +314,7 @@ class TestOurOwn:
         assert state(again.box) == state(node.box)
         assert again.recovered.vclock == node.journal.vclock
 
-    async def test_killed_at_any_byte_all_that_was_acknowledged_is_recovered(self) -> None:
+    async def test_acknowledged_writes_are_recovered_after_a_kill_at_any_byte(self) -> None:
         first = await born()
         disk = first.after_death()
         await life(disk, [])
@@ -331,7 +327,7 @@ class TestOurOwn:
             node = await start(disk.after_death().outside(), "data")
             check_found(node.box, told)
 
-    async def test_after_a_loss_of_power_all_that_was_acknowledged_by_fsync_is_recovered(self) -> None:
+    async def test_writes_acknowledged_with_fsync_are_recovered_after_a_power_loss(self) -> None:
         first = await born()
         for seed in range(500 if FULL else 25):
             rng = Random(seed)
@@ -342,7 +338,7 @@ class TestOurOwn:
             node = await start(disk.after_power_loss(rng).outside(), "data")
             check_found(node.box, told)
 
-    async def test_a_torn_end_is_ignored_and_written_over(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_torn_end_is_ignored_and_overwritten(self, caplog: pytest.LogCaptureFixture) -> None:
         disk = FaultDisk()
         node = await start(disk.outside(), "data")
         await node.create_space("t")
@@ -359,7 +355,7 @@ class TestOurOwn:
         third = await start(disk.outside(), "data")
         assert tuples(third.box, "t") == [(1,), (3,)]
 
-    async def test_logs_without_a_snapshot_are_refused(self, tmp_path: Path) -> None:
+    async def test_logs_without_a_snapshot_are_rejected(self, tmp_path: Path) -> None:
         node = await start(OUTSIDE, str(tmp_path))
         await node.create_space("t")
         await node.close()
@@ -374,7 +370,7 @@ class TestOurOwn:
         await recovered(tmp_path)
         assert not files(tmp_path, "*.inprogress")
 
-    async def test_snapshots_and_logs_may_lie_apart(self, tmp_path: Path) -> None:
+    async def test_snapshots_and_logs_in_separate_directories_are_recovered(self, tmp_path: Path) -> None:
         node = await start(OUTSIDE, str(tmp_path / "all"))
         await node.create_space("t")
         await node.close()
@@ -401,7 +397,7 @@ class TestDamage:
         await node.close()
         return tmp_path
 
-    async def test_a_damaged_block_is_an_error_that_names_it_and_is_left_out_with_force(self, directory: Path) -> None:
+    async def test_damaged_block_is_reported_and_skipped_with_force(self, directory: Path) -> None:
         log = files(directory, "*.xlog")[1]
         data = bytearray(log.read_bytes())
         with LogFile.open(OUTSIDE.disk, str(log)) as file:
@@ -413,14 +409,14 @@ class TestDamage:
         assert [row[0] for row in tuples(box, "t")] == [*range(20), *range(30, 60)]
         assert any(log.name in what for what in found.left_out)
 
-    async def test_a_missing_log_is_a_gap(self, directory: Path) -> None:
+    async def test_missing_log_is_a_gap(self, directory: Path) -> None:
         files(directory, "*.xlog")[1].unlink()
         with pytest.raises(LogGap):
             await recovered(directory)
         box, _ = await recovered(directory, force=True)
         assert [row[0] for row in tuples(box, "t")] == [*range(20), *range(40, 60)]
 
-    async def test_a_log_that_lost_its_end_is_a_gap_where_another_follows(self, directory: Path) -> None:
+    async def test_truncated_log_is_a_gap_if_another_follows(self, directory: Path) -> None:
         log = files(directory, "*.xlog")[0]
         log.write_bytes(log.read_bytes()[:-40])
         with pytest.raises(LogGap, match=r"LSN \d+\.\.\d+ of replica 1 missing"):
@@ -428,7 +424,7 @@ class TestDamage:
         _, found = await recovered(directory, force=True)
         assert any("gap" in what for what in found.left_out)
 
-    async def test_a_log_of_another_instance_is_refused(self, directory: Path) -> None:
+    async def test_log_of_another_instance_is_rejected(self, directory: Path) -> None:
         log = files(directory, "*.xlog")[2]
         data = log.read_bytes()
         at = data.index(b"Instance: ") + 10
@@ -436,7 +432,7 @@ class TestDamage:
         with pytest.raises(ForeignFile):
             await recovered(directory)
 
-    async def test_a_row_that_cannot_be_applied_names_itself_and_is_left_out_with_force(self, tmp_path: Path) -> None:
+    async def test_row_that_cannot_be_applied_is_reported_and_skipped_with_force(self, tmp_path: Path) -> None:
         node = await start(OUTSIDE, str(tmp_path))
         await node.create_space("t")
         await node.replace("t", [1])
@@ -455,7 +451,7 @@ class TestDamage:
         assert len(found.left_out) == 1
 
 
-def test_a_second_process_is_kept_out_by_one_clear_error(tmp_path: Path) -> None:
+def test_second_process_is_rejected_with_one_clear_error(tmp_path: Path) -> None:
     directory = str(tmp_path / "data")
     with lock_directory(OUTSIDE.disk, directory):
         with pytest.raises(AlreadyLocked) as caught:
@@ -465,7 +461,7 @@ def test_a_second_process_is_kept_out_by_one_clear_error(tmp_path: Path) -> None
     lock_directory(OUTSIDE.disk, directory).release()
 
 
-async def test_a_snapshot_of_a_row_of_cluster_tells_the_replica_id(tmp_path: Path) -> None:
+async def test_replica_id_is_recovered_from_the_row_of_cluster(tmp_path: Path) -> None:
     node = await start(OUTSIDE, str(tmp_path))
     cluster = node.box.space(system.CLUSTER_ID)
     await node.write(lambda txn: statements.delete(txn, cluster, 0, pack([1])))

@@ -112,7 +112,7 @@ class TestTransactions:
         assert tuples(box) == [(lsn,) for lsn in range(21, 30)]
         assert replay.vclock == VClock({1: 29})
 
-    def test_every_kind_of_statement_is_understood(self) -> None:
+    def test_every_kind_of_statement_is_replayed(self) -> None:
         def row(lsn: int, kind: RequestType, body: dict[int, Any]) -> bytes:
             return alone(Row(kind, 1, lsn=lsn, timestamp=1.0, body=pack(body)))
 
@@ -131,7 +131,7 @@ class TestTransactions:
         assert tuples(box) == [(1, 16), (3,)]
         assert tuples(box, 514) == []
 
-    def test_a_block_that_ends_inside_a_transaction_is_damage_and_left_out_with_force(self) -> None:
+    def test_block_that_ends_inside_a_transaction_is_damage_and_skipped_with_force(self) -> None:
         whole = make_transaction([replace(2, [2]), replace(3, [3])])
         rows = [alone(replace(1, [1])), whole.rows[0].encode()]
         with pytest.raises(RecoveryError, match="inside a transaction"):
@@ -142,7 +142,7 @@ class TestTransactions:
         assert replay.vclock == VClock({1: 2})
         assert len(reports) == 1
 
-    def test_transactions_that_interleave_are_damage_and_taken_apart_with_force(self) -> None:
+    def test_interleaved_transactions_are_damage_and_separated_with_force(self) -> None:
         first = make_transaction([replace(1, [1]), replace(3, [3])])
         rows = [first.rows[0].encode() + alone(replace(2, [2])), alone(replace(4, [4]))]
         with pytest.raises(RecoveryError, match="has not ended"):
@@ -165,12 +165,12 @@ class TestTransactions:
         assert tuples(box) == []
         assert replay.vclock == VClock({1: 2})
 
-    def test_a_row_of_a_type_that_no_log_has_is_an_error(self) -> None:
+    def test_row_of_an_unexpected_type_is_an_error(self) -> None:
         with pytest.raises(RecoveryError, match="unexpected row of type"):
             replayed(alone(replace(1, [1], kind=RequestType.SELECT)))
 
     @pytest.mark.parametrize("kind", [RequestType.INSERT, RequestType.REPLACE])
-    def test_long_runs_are_as_single_rows(self, kind: RequestType) -> None:
+    def test_long_runs_are_replayed_like_single_rows(self, kind: RequestType) -> None:
         count = 5 * BULK_MIN
         rows = [alone(replace(lsn, [lsn, "x"], 512 if lsn % 20 else 514, kind=kind)) for lsn in range(1, count)]
         rows = [row for lsn, row in enumerate(rows, 1) if lsn % 20]
@@ -179,7 +179,7 @@ class TestTransactions:
         assert replay.vclock == VClock({1: count - 1})
         assert replay.row_count == len(rows)
 
-    def test_a_run_with_a_duplicate_is_taken_row_by_row(self) -> None:
+    def test_run_with_a_duplicate_is_replayed_row_by_row(self) -> None:
         rows = [alone(replace(lsn, [lsn % 15], kind=RequestType.INSERT)) for lsn in range(1, 21)]
         with pytest.raises(RecoveryError, match="LSN 16 of replica 1: Duplicate key"):
             replayed(b"".join(rows))
@@ -191,7 +191,7 @@ class TestTransactions:
 
 
 class TestSynchronous:
-    def test_a_rollback_undoes_what_waits_from_there_on(self) -> None:
+    def test_rollback_undoes_pending_transactions_from_its_lsn_on(self) -> None:
         box, replay = replayed(
             alone(replace(1, [1, "old"], 513), SYNC),
             confirm(2, 1),
@@ -223,14 +223,14 @@ class TestSynchronous:
         assert tuples(box) == []
 
     def test_replay_does_not_queue_nops_of_a_former_owner(self) -> None:
-        """It arrived while transactions of the current owner were pending; only its synchronous flag is left of it."""
+        """The row arrived while transactions of the current owner were pending; only its synchronous flag remains."""
         nop = Row(RequestType.NOP, 3, lsn=17, timestamp=1.0)
         _, replay = replayed(alone(replace(1, [1], 513), SYNC), alone(nop, SYNC), alone(replace(2, [2]), QUEUED))
         assert [(applied.replica_id, applied.lsn) for applied in replay.pending] == [(1, 1), (1, 2)]
         assert replay.vclock == VClock({1: 2, 3: 17})
 
     @pytest.mark.parametrize("flags", [0, Flag.WAIT_ACK.value, QUEUED, SYNC])
-    def test_nop_of_a_former_owner_voids_what_follows_it_whatever_its_flags(self, flags: int) -> None:
+    def test_nop_of_a_former_owner_voids_its_later_rows_whatever_its_flags(self, flags: int) -> None:
         """3.8 leaves WAIT_ACK, earlier releases of ours both flags, 2.11 none."""
         promotes = [promotion(1, 1, Promote(0, 0, 2)), promotion(3, 1, Promote(1, 0, 3))]
         _, replay = replayed(*promotes, alone(Row(RequestType.NOP, 1, lsn=2, timestamp=1.0), flags))
@@ -245,13 +245,13 @@ class TestSynchronous:
         assert replay.synchro.tenures.voids == {}
 
     def test_late_transaction_of_a_former_owner_has_no_effect(self) -> None:
-        """Archives of earlier releases may have it. A real server stops there."""
+        """Archives of earlier releases may contain such rows. A real server stops at them."""
         promotes = [promotion(1, 1, Promote(0, 0, 2)), promotion(3, 1, Promote(1, 0, 3))]
         box, replay = replayed(*promotes, alone(replace(2, [2], 513), SYNC), alone(replace(3, [3]), QUEUED))
         assert tuples(box) == tuples(box, 513) == []
         assert (replay.pending, replay.vclock) == ((), VClock({1: 3, 3: 1}))
 
-    def test_logs_without_flags_go_by_the_schema(self) -> None:
+    def test_rows_without_flags_are_synchronous_by_schema(self) -> None:
         box, replay = replayed(
             alone(replace(1, [1], 513)),
             alone(replace(2, [2], 513)),
@@ -262,7 +262,7 @@ class TestSynchronous:
         assert tuples(box, 513) == [(1,)]
         assert replay.pending == ()
 
-    def test_a_promotion_settles_the_queue_of_the_owner_before(self) -> None:
+    def test_promotion_settles_the_queue_of_the_previous_owner(self) -> None:
         promote = Promote(1, 1, 2).encode()
         box, replay = replayed(
             alone(replace(1, [1], 513), SYNC),
@@ -274,7 +274,7 @@ class TestSynchronous:
         assert replay.synchro.term == 2
         assert replay.synchro.tenures.promote_terms == {2: 2}
 
-    def test_a_tenure_in_which_nothing_became_a_fact_may_be_ignored_by_the_next_owner(self) -> None:
+    def test_next_owner_may_ignore_a_tenure_without_commits(self) -> None:
         rows = (
             control(1, RequestType.RAFT_PROMOTE, Promote(0, 0, 2).encode(), replica_id=2),
             alone(replace(1, [1], 513), SYNC),
@@ -285,7 +285,7 @@ class TestSynchronous:
         _, replay = replayed(*rows, alone(replace(3, [3], 512)))
         assert replay.synchro.tenures.former == ()
 
-    def test_runs_behind_something_that_waits_can_be_taken_back(self) -> None:
+    def test_runs_after_a_pending_transaction_can_be_rolled_back(self) -> None:
         rows = [alone(replace(lsn, [lsn]), QUEUED) for lsn in range(2, 40)]
         box, _ = replayed(alone(replace(1, [1], 513), SYNC), b"".join(rows), rollback(40, 1))
         assert tuples(box) == []
@@ -302,7 +302,7 @@ class TestSynchronous:
         _, replay = replayed(raft(1, {0: 2, 1: 1}))
         assert replay.synchro.raft == RaftState(term=2, vote=1)
 
-    def test_a_demotion_leaves_nobody_as_owner(self) -> None:
+    def test_demotion_leaves_no_owner(self) -> None:
         synchro = Synchro()
         synchro.follow(Row(RequestType.RAFT_PROMOTE, 1, lsn=1, body=Promote(0, 0, 2).encode()))
         synchro.follow(Row(RequestType.RAFT_DEMOTE, 1, lsn=2, body=Demote(1, 17, 3).encode()))
@@ -332,7 +332,7 @@ class TestSnapshots:
 
     @pytest.mark.parametrize("count", [3, 100])
     @pytest.mark.parametrize("space", [512, 514])
-    def test_a_duplicate_is_an_error_and_left_out_with_force(self, count: int, space: int) -> None:
+    def test_duplicate_is_an_error_and_skipped_with_force(self, count: int, space: int) -> None:
         rows = [self.row(number, [number, number], space) for number in range(count)]
         rows.append(self.row(count, [count, 0] if space == 514 else [0, 0], space))
         with pytest.raises(RecoveryError, match="Duplicate key"):

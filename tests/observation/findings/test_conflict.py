@@ -56,9 +56,7 @@ def _conflict(master: Member, follower: Member, after: VClock, index: str) -> Co
 
 
 @pytest.mark.parametrize(("master_kind", "follower_kind"), [("real", "ours"), ("ours", "real")])
-def test_the_tuple_in_the_way_is_found_by_the_index_in_question(
-    cluster: Cluster, master_kind: str, follower_kind: str
-) -> None:
+def test_existing_tuple_is_found_by_the_violated_index(cluster: Cluster, master_kind: str, follower_kind: str) -> None:
     master, follower = make(cluster, master_kind, "master"), make(cluster, follower_kind, "follower")
     _define(follower)
     after = _define(master)

@@ -24,7 +24,7 @@ def found(*answers: Report | Unreachable) -> tuple[Finding, ...]:
 def mesh(
     number: int, vclock: dict[int, int], follows: tuple[int, ...], followed: tuple[int, ...], **more: Any
 ) -> Report:
-    """A member of four, with some upstreams and some followers."""
+    """Return one member of four, with some upstreams and followers."""
     peers: dict[int, dict[str, Any]] = {other: {} for other in (1, 2, 3, 4) if other != number}
     for other in follows:
         peers[other]["upstream"] = upstream(other)
@@ -119,7 +119,8 @@ def test_voter_with_an_empty_replication_has_only_that_finding(followers: tuple[
     assert (finding.kind, finding.severity, finding.member) == (Kind.NOT_FOLLOWING, Severity.STOPPED, uuid(3))
     assert finding.what == "db3:3301 follows no other member: it gets no rows and no votes"
     assert "its `replication` is empty" in finding.why
-    assert finding.advice == "add the other members to `replication` of db3:3301"
+    command = "`flowstone config db3:3301 replication=URI,URI,…` with all upstreams"
+    assert finding.advice == f"add the other members to `replication` of db3:3301: {command}"
     assert complaints(replica_sets([voter])[0]) == (finding.what,)
 
 
@@ -163,7 +164,8 @@ def test_member_unlisted_by_the_others_is_found_before_an_election() -> None:
     (finding,) = found(*four())
     assert (finding.kind, finding.severity, finding.member) == (Kind.NOT_FOLLOWED, Severity.WARNING, uuid(4))
     assert finding.what == "db1:3301 and db2:3301 and db3:3301 do not follow db4:3301: its votes do not reach them"
-    assert finding.advice == "add db4:3301 to `replication` of db1:3301 and db2:3301 and db3:3301"
+    command = "`flowstone config URI replication=URI,URI,…` with all upstreams"
+    assert finding.advice == f"add db4:3301 to `replication` of db1:3301 and db2:3301 and db3:3301: {command}"
 
 
 @pytest.mark.parametrize("asked", [1, 3])
@@ -174,12 +176,13 @@ def test_unlisted_member_is_found_without_its_address(asked: int, is_denied: boo
     (finding,) = [finding for finding in findings if finding.kind is Kind.NOT_FOLLOWED]
     names = " and ".join(address(number) for number in range(1, asked + 1))
     does = "do" if asked > 1 else "does"
-    label = address(4) if is_denied and asked == 3 else "replica 4"  # only one member can have it
+    label = address(4) if is_denied and asked == 3 else "replica 4"  # only one member can have this UUID
     assert (finding.member, finding.severity) == (uuid(4), Severity.WARNING)
     assert finding.what.startswith(f"{names} {does} not follow {label}: if it votes, its votes do not reach ")
     assert "counts for the quorum" in finding.why
     assert "`election_mode` could not be read" in finding.why
-    assert finding.advice.startswith(f"add {label} to `replication` of {names}; if it only serves reads,")
+    assert finding.advice.startswith(f"add {label} to `replication` of {names}: `flowstone config ")
+    assert "; if it only serves reads," in finding.advice
 
 
 def test_read_replica_without_a_vote_need_not_be_listed_by_the_voters() -> None:
@@ -265,14 +268,14 @@ def expelled_trio() -> list[Report]:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_expelled_member_without_its_expulsion_row_has_no_other_finding(order: tuple[int, ...]) -> None:
+def test_expelled_member_that_lacks_its_expulsion_row_has_no_other_finding(order: tuple[int, ...]) -> None:
     answers = [expelled_trio()[number] for number in order]
     findings = found(*answers)
     assert {(finding.kind, finding.member) for finding in findings} == {(Kind.NOT_REGISTERED, uuid(3))}
     assert not any("flowstone expel" in finding.advice for finding in findings)
 
 
-def test_member_that_answers_alone_is_not_taken_for_expelled() -> None:
+def test_member_is_not_considered_expelled_if_only_it_answers() -> None:
     third = expelled_trio()[2]
     assert replica_sets([third])[0].find("3") is not None
 
@@ -286,7 +289,7 @@ def test_term_and_members_are_not_taken_from_an_expelled_member() -> None:
     assert not any("replica 4" in text for text in complaints(one))
 
 
-def test_member_that_has_just_joined_and_anonymous_replica_are_not_taken_for_expelled() -> None:
+def test_new_member_and_anonymous_replica_are_not_considered_expelled() -> None:
     one = report(1, {1: 10}, {2: {"upstream": upstream(2)}})
     two = report(2, {1: 10}, {1: {"upstream": upstream(1)}}, ro=True)
     new = report(3, {1: 11}, {1: {"upstream": upstream(1)}, 2: {}}, ro=True)

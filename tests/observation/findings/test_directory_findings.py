@@ -32,7 +32,7 @@ KINDS = pytest.mark.parametrize("kind", ["real", "ours"])
 
 def _found(path: Path) -> list[Finding]:
     found = findings.directory_findings(look_into(production(), str(path)))
-    assert all(str(path) in finding.what for finding in found), "each says which directory"
+    assert all(str(path) in finding.what for finding in found), "each names its directory"
     return found
 
 
@@ -62,7 +62,7 @@ def test_healthy_directory_has_no_findings(kind: str, tmp_path: Path) -> None:
 
 
 @KINDS
-def test_damage_names_file_and_byte_and_is_worse_where_a_server_starts(kind: str, tmp_path: Path) -> None:
+def test_damage_names_file_and_byte_and_is_critical_where_a_server_starts(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     old, newest = _logs(data)[0], _logs(data)[LOGS - 1]
     _damage(old, old.stat().st_size // 2)
@@ -78,7 +78,7 @@ def test_damage_names_file_and_byte_and_is_worse_where_a_server_starts(kind: str
 
 
 @KINDS
-def test_a_torn_end_is_a_warning_with_the_bytes_that_are_lost(kind: str, tmp_path: Path) -> None:
+def test_torn_end_is_a_warning_with_the_lost_bytes(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     newest = [log for log in _logs(data) if log.stat().st_size > 300][-1]
     for later in [log for log in _logs(data) if log.name > newest.name]:
@@ -99,7 +99,7 @@ def test_missing_log_is_a_gap_with_the_lost_rows(kind: str, tmp_path: Path) -> N
 
 
 def _starts(kind: str, data: Path) -> bool:
-    """Return True if a server of this kind starts from it."""
+    """Return True if a server of this kind starts from the directory."""
     if kind == "real":
         try:
             return "up" in real_tarantool.run("box.cfg{log = 'server.log'} print('up') os.exit()", data)
@@ -120,7 +120,7 @@ def _starts(kind: str, data: Path) -> bool:
 @KINDS
 @pytest.mark.parametrize("is_covered", [True, False])
 def test_severity_of_a_gap_depends_on_the_server(kind: str, is_covered: bool, tmp_path: Path) -> None:
-    """It needs no row that the newest snapshot covers."""
+    """A server needs no row that the newest snapshot covers."""
     data = leave(kind, tmp_path / "data")
     if not is_covered:
         for snapshot in _snapshots(data)[1:]:
@@ -162,11 +162,11 @@ def test_directory_of_a_rejoined_member_has_no_findings(cluster: Cluster, kind: 
     replica.stop()
     assert _found(replica.directory) == []
     (replica.directory / "manifest.json").write_text("{}")
-    assert _one(replica.directory, Kind.LOG_GAP).severity is Severity.WARNING, "an archive is there for its history"
+    assert _one(replica.directory, Kind.LOG_GAP).severity is Severity.WARNING, "an archive keeps the history"
 
 
 @KINDS
-def test_without_a_snapshot_no_server_can_start(kind: str, tmp_path: Path) -> None:
+def test_missing_snapshot_prevents_every_start(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     for snapshot in _snapshots(data):
         snapshot.unlink()
@@ -174,7 +174,7 @@ def test_without_a_snapshot_no_server_can_start(kind: str, tmp_path: Path) -> No
 
 
 @KINDS
-def test_a_snapshot_that_is_cut_off_is_damaged(kind: str, tmp_path: Path) -> None:
+def test_truncated_snapshot_is_damaged(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     newest = _snapshots(data)[-1]
     newest.write_bytes(newest.read_bytes()[:-4])
@@ -184,7 +184,7 @@ def test_a_snapshot_that_is_cut_off_is_damaged(kind: str, tmp_path: Path) -> Non
 
 
 @KINDS
-def test_a_snapshot_that_is_newer_than_all_logs_is_a_warning(kind: str, tmp_path: Path) -> None:
+def test_snapshot_newer_than_all_logs_is_a_warning(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     newest = _snapshots(data)[-1]
     for log in _logs(data)[1:]:
@@ -212,7 +212,7 @@ def test_renamed_log_is_not_identified_by_its_name(kind: str, tmp_path: Path) ->
 
 
 @KINDS
-def test_files_that_were_left_half_written_can_be_deleted(kind: str, tmp_path: Path) -> None:
+def test_incomplete_files_can_be_deleted(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     (data / "00000000000000000999.snap.inprogress").write_bytes(b"half")
     assert _one(data, Kind.LEFTOVER_FILES).severity is Severity.WARNING
@@ -221,7 +221,7 @@ def test_files_that_were_left_half_written_can_be_deleted(kind: str, tmp_path: P
 def test_full_disk_is_found_with_its_free_space(tmp_path: Path) -> None:
     try:
         disk = MountedDisk(tmp_path / "disk")
-    except PermissionError:  # without the right to mount, simulate it
+    except PermissionError:  # without the permission to mount, simulate a full disk
         seen = look_into(production(), str(leave("ours", tmp_path / "data")))
         found = findings.directory_findings(replace(seen, free_space=4096))
     else:
@@ -276,7 +276,7 @@ def test_pending_transactions_are_reported_with_the_first_one(tmp_path: Path) ->
     assert "queue belongs to replica 1, term 2" in finding.why
 
 
-def test_diverged_histories_are_reported_with_the_fork_and_the_rows_of_each(tmp_path: Path) -> None:
+def test_diverged_histories_are_reported_with_the_fork_and_the_rows_of_each_side(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     asyncio.run(_life(ours, ("promote", None), ("create", None), ("write", 1)))
     shutil.copytree(ours, theirs)
@@ -312,7 +312,7 @@ def test_two_processes_on_copies_of_one_directory_are_found(cluster: Cluster, ki
     one.stop()
     shutil.copytree(one.directory, copy.directory, dirs_exist_ok=True)
     one.start()
-    assert _compared(one.directory, copy.directory) == [], "it is a backup"
+    assert _compared(one.directory, copy.directory) == [], "the directory is a backup"
     copy.start()
     finding = _compared(one.directory, copy.directory)[0]
     assert (finding.kind, finding.severity) == (Kind.COPIED_INSTANCE, Severity.STOPPED)
@@ -325,7 +325,7 @@ def test_two_processes_on_copies_of_one_directory_are_found(cluster: Cluster, ki
     assert "of one" in finding.why
     assert "of its copy" in finding.why
     assert "save the rows that only it has" in finding.advice
-    assert _compared(one.directory, one.directory) == [], "it is named twice"
+    assert _compared(one.directory, one.directory) == [], "the directory is given twice"
     one.stop()
     copy.stop()
     (finding,) = _compared(one.directory, copy.directory)

@@ -45,7 +45,7 @@ def test_full_disk_of_a_follower_is_not_predicted_to_fail_the_next_write() -> No
     assert "replication from db1:3301 has stopped" in finding.why
     assert "client" not in finding.why
     assert finding.advice.startswith(
-        "free space on the disk with the logs of db2:3301, then set `replication` on db2:3301 again (CALL"
+        "free space on the disk with the logs of db2:3301, then set `replication` on db2:3301 again (`flowstone config"
     )
     assert "next write" not in finding.advice
 

@@ -1,4 +1,4 @@
-"""Directories of expelled members: they are found, and directories of other members are not."""
+"""Directories of expelled members are found, and those of other members are not."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ def _promote(replica_id: int, lsn: int) -> LogTransaction:
 COMMON = [_insert(1, 1, 10), _insert(1, 2, 20)]
 
 
-def test_the_point_is_the_smaller_position_of_each_origin() -> None:
+def test_fork_is_the_smaller_position_of_each_origin() -> None:
     ours, theirs = [*COMMON, _insert(1, 3, 30)], [*COMMON, _promote(2, 1)]
     assert common_point(VClock({1: 3}), VClock({1: 2, 2: 1}), digests(ours), digests(theirs)) == VClock({1: 2})
     assert not are_used_twice(digests(ours), digests(theirs))
 
 
-def test_the_time_of_a_row_is_no_difference() -> None:
+def test_timestamps_of_rows_may_differ() -> None:
     ours, theirs = [_insert(1, 1, 10, at=1.0)], [_insert(1, 1, 10, at=2.0)]
     assert common_point(VClock({1: 1}), VClock({1: 1}), digests(ours), digests(theirs)) == VClock({1: 1})
 
@@ -84,7 +84,7 @@ def test_side_without_own_rows_is_not_a_fork() -> None:
     assert not fork.is_fork
 
 
-def test_of_many_transactions_the_first_and_the_verdicts_are_shown() -> None:
+def test_only_the_first_transactions_and_the_verdicts_are_shown() -> None:
     many = tuple(_insert(1, lsn, lsn) for lsn in range(1, 50))
     lines = Alone("a", (*many, _promote(2, 1)), SCHEMA).lines()
     assert len(lines) == SHOWN_MAX + 2

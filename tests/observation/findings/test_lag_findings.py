@@ -43,7 +43,7 @@ def starting(number: int) -> Unreachable:
     return Unreachable(address=address(number), reason=LOADING)
 
 
-# --- the promise, for any replica set ---
+# --- lagging members in random replica sets ---
 
 
 @given(answers())
@@ -54,7 +54,7 @@ def test_every_member_that_lacks_rows_for_long_is_named(told: list[Report | Unre
         lacking = [member for member in one.members if member.id and missing_row_count(target, member.vclock)]
         unnamed = [m.label for m in lacking if not is_explained(one, m, findings) and not _is_not_looked_for(one, m)]
         assert not unnamed, [(f.kind.value, f.label, f.what) for f in findings]
-        # The judge considers only members: another server may lag in a healthy set.
+        # Only members are checked: another server may lag in a healthy set.
         registered = {member.uuid for member in one.members if member.id}
         assert false_alarms(one, [finding for finding in findings if finding.member in registered]) == []
 
@@ -106,7 +106,7 @@ def test_kinds_that_explain_a_lag_are_those_of_the_promise() -> None:
 
 
 def follows(number: int, vclock: dict[int, int], *masters: int, **more: Any) -> Report:
-    """Return the report of one of four members that follows `masters`, in time, and has all their rows."""
+    """Return the report of one of four members that follows `masters` without lag."""
     peers: dict[int, dict[str, Any]] = {other: {} for other in (1, 2, 3, 4) if other != number}
     peers |= {master: {"upstream": upstream(master)} for master in masters}
     return report(number, vclock, peers, ro=number != 1, **more)

@@ -95,10 +95,10 @@ def test_names_and_positions_in_messages_are_extracted() -> None:
     assert "up to {1: 5}" in gap
     assert "starts at {1: 9, 2: 1}" in gap
     assert f"{OURS} here, {THEIRS} there" in cause_of(WORDS[4][0], BETWEEN).why
-    assert "grant('replicator', 'replication')" in cause_of(ACCESS, BETWEEN).advice
+    assert "`flowstone call URI box.schema.user.grant replicator replication`" in cause_of(ACCESS, BETWEEN).advice
 
 
-def test_an_address_that_a_shell_would_run_is_not_put_into_a_command() -> None:
+def test_address_that_a_shell_would_execute_is_not_put_into_a_command() -> None:
     between = BETWEEN._replace(at="a:1; evil", follower_at="b:1; evil")
     for message, kind in WORDS:
         if kind in (Kind.LOG_GAP, Kind.LOST_ROWS, Kind.NOT_REGISTERED, Kind.SCHEMA_MISMATCH):
@@ -112,7 +112,7 @@ def test_key_with_backquotes_does_not_form_a_command() -> None:
     assert "evil" not in conflict_advice(BETWEEN, "box.space.s:delete({'a` `evil b` `'})")
 
 
-def test_rejected_guest_is_asked_for_a_user_and_not_for_guest_rights() -> None:
+def test_advice_for_a_rejected_guest_suggests_a_user_and_no_guest_privileges() -> None:
     cause = cause_of(ACCESS.replace("replicator", "guest"), BETWEEN)
     assert cause.kind is Kind.NO_RIGHTS
     assert "write user:password@… before that address in `replication` of b" in cause.advice
@@ -130,23 +130,25 @@ def test_long_messages_are_truncated_to_one_line() -> None:
     assert len(quoted("x" * 10_000)) == QUOTED_MAX + 1
 
 
-def test_advice_to_set_replication_again_keeps_the_passwords() -> None:
-    """A node shows no passwords, and restarts stopped appliers; a real server ignores the value that it has."""
-    words = "Failed to write to disk"
-    node = cause_of(words, BETWEEN._replace(is_node=True)).advice
-    assert "`box.cfg` with the value that it shows, which keeps the passwords" in node
-    assert "{}" not in node
-    real = cause_of(words, BETWEEN._replace(is_node=False)).advice
-    assert "`box.cfg{replication = {}}`, then the same value, with passwords" in real
-    unknown = cause_of(words, BETWEEN).advice
-    assert "a node: CALL" in unknown
-    assert "Tarantool: `box.cfg{replication = {}}`" in unknown
+def test_advice_to_set_replication_again_is_one_command() -> None:
+    """The command keeps the passwords, of a node and of a real server."""
+    advice = cause_of("Failed to write to disk", BETWEEN._replace(follower_at="b:3301")).advice
+    assert advice.endswith("then set `replication` on b again (`flowstone config b:3301 --reconnect`)")
+    unknown = cause_of("Failed to write to disk", BETWEEN).advice
+    assert unknown.endswith("then set `replication` on b again (`flowstone config URI --reconnect`)")
 
 
-def test_advice_on_a_duplicate_key_of_a_node_does_not_empty_its_replication() -> None:
-    advice = conflict_advice(BETWEEN._replace(is_node=True), "box.space.s:delete({1})")
-    assert "on b, run `box.space.s:delete({1})`, then set `replication` again (CALL `box.cfg`" in advice
-    assert "{}" not in advice
+def test_advice_on_a_duplicate_key_has_the_commands_for_both_decisions() -> None:
+    advice = conflict_advice(BETWEEN._replace(follower_at="b:3301"), "box.space.s:delete({1})")
+    again = "`flowstone config b:3301 --reconnect`"
+    assert f"on b, run `box.space.s:delete({{1}})`, then set `replication` again ({again})" in advice
+    assert f"`flowstone config b:3301 replication_skip_conflict=true`, then {again}" in advice
+    assert advice.endswith("when it follows, `flowstone config b:3301 replication_skip_conflict=false`")
+
+
+def test_user_name_with_backquotes_is_not_part_of_a_command() -> None:
+    advice = cause_of(ACCESS.replace("replicator", "a` `evil"), BETWEEN).advice
+    assert "`flowstone call URI box.schema.user.grant ARGUMENT replication`" in advice
 
 
 async def test_node_follows_again_when_replication_is_set_to_the_value_that_it_shows(tmp_path: Path) -> None:

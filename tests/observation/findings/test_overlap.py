@@ -17,7 +17,7 @@ from tests.observation.situations import lose_rows, make, pair, write
 
 
 def compared(stopped: Member, *members: Member | str) -> Overlap:
-    """The directory of one with what these say, asked as guests or by a URI."""
+    """Compare the directory of one member with the answers of others, queried as guests or by URI."""
     uris = [parse_uri(one if isinstance(one, str) else one.address) for one in members]
 
     async def look() -> Overlap:

@@ -37,9 +37,11 @@ def test_owner_without_followers_has_lost_its_quorum() -> None:
     assert "missing: replica 2, replica 3" in finding.why
     assert finding.advice == (
         "bring replica 2 and replica 3 back. Only if gone for good and never to be started again, in this order: "
-        "lower the quorum to the remaining members, on db1:3301: `box.cfg{replication_synchro_quorum = 1}`; then expel "
-        "the missing members: `flowstone expel db1:3301 2` and `flowstone expel db1:3301 3`; then set "
-        "`replication_synchro_quorum` back to `N / 2 + 1`. With a lowered quorum, committed transactions can be lost"
+        "lower the quorum to the remaining members, on db1:3301: "
+        "`flowstone config db1:3301 replication_synchro_quorum=1`; then expel "
+        "the missing members: `flowstone expel db1:3301 2` and `flowstone expel db1:3301 3`; then set the quorum back: "
+        "`flowstone config db1:3301 'replication_synchro_quorum=N / 2 + 1'`. "
+        "With a lowered quorum, committed transactions can be lost"
     )
 
 
@@ -64,7 +66,7 @@ def test_quorum_of_a_2_6_server_is_its_option() -> None:
     assert "`flowstone expel db1:3301 2`. With" in finding.advice  # nothing needs to be reset
     peers = {2: {"downstream": downstream({1: 9})}, 3: {"downstream": downstream({1: 9})}, 4: {}, 5: {}}
     (finding,) = _of(Kind.QUORUM_LOST, report(1, {1: 9}, peers, version="2.6.0", cfg={"replication_synchro_quorum": 5}))
-    assert "back to 2. With" in finding.advice
+    assert "back: `flowstone config db1:3301 replication_synchro_quorum=2`. With" in finding.advice
     assert _of(Kind.QUORUM_LOST, report(1, {1: 9}, {2: {}}, cfg={"replication_synchro_quorum": 1})) == []
 
 
@@ -118,13 +120,16 @@ def test_dead_leader_does_not_count() -> None:
     (finding,) = _of(Kind.QUORUM_LOST, lost, alone)
     assert finding.member == uuid(2)
     follows = report(2, {1: 5}, {1: {"upstream": upstream(1)}}, election=election, cfg=cfg, ro=True, **synchro)
-    assert _of(Kind.QUORUM_LOST, lost, follows) == [], "it does not answer us, but leads"
+    assert _of(Kind.QUORUM_LOST, lost, follows) == [], "it does not answer us, but it leads"
 
 
-def test_a_quorum_that_the_whole_set_does_not_make_is_corrected() -> None:
+def test_quorum_larger_than_the_set_is_to_be_corrected() -> None:
     alone = report(1, {1: 9}, {2: {"downstream": downstream({1: 9})}}, **_synchro(quorum=3))
     (finding,) = _of(Kind.QUORUM_LOST, alone)
-    assert finding.advice == "all members are available: set `replication_synchro_quorum` on db1:3301 to `N / 2 + 1`"
+    assert finding.advice == (
+        "all members are available: lower the quorum on db1:3301: "
+        "`flowstone config db1:3301 'replication_synchro_quorum=N / 2 + 1'`"
+    )
 
 
 def test_majority_without_a_leader_is_reported() -> None:
@@ -158,6 +163,7 @@ def test_promotion_is_advised_for_the_eligible_member_with_the_most_rows() -> No
     voters = [_voter(1, cfg=VOTER), _voter(2, lsn=90, cfg=VOTER), _voter(3, cfg=VOTER)]
     finding = advised(Kind.NO_LEADER, *voters)
     assert "set `election_mode` to candidate on db2:3301" in finding.advice
+    assert "(`flowstone config db2:3301 election_mode=candidate`)" in finding.advice
     assert "promote" not in finding.advice
 
     lost = Unreachable(address=address(1), reason="connection refused")

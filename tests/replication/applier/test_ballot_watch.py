@@ -32,7 +32,7 @@ def sent(watch: BallotWatch) -> list[RequestType]:
 
 
 @pytest.mark.parametrize("size", [1, 10, 10_000])
-def test_each_event_is_a_ballot_and_asks_for_the_next(size: int) -> None:
+def test_each_event_delivers_a_ballot_and_requests_the_next(size: int) -> None:
     watch = BallotWatch("upstream")
     who = UUID(int=7)
     ballots = [
@@ -49,7 +49,7 @@ def test_each_event_is_a_ballot_and_asks_for_the_next(size: int) -> None:
     assert asked == [RequestType.WATCH] * 4
 
 
-def test_a_ballot_that_says_nothing_is_waited_out() -> None:
+def test_empty_ballot_is_skipped() -> None:
     watch = BallotWatch("upstream")
     unsure = event(Ballot(VClock({1: 5}), is_booted=False))
     watch.receive(GREETING + encode_event(0, KEY, b"\x81\x29\x80") + unsure)
@@ -61,7 +61,7 @@ def test_a_ballot_that_says_nothing_is_waited_out() -> None:
     assert (ballot.vclock, ballot.is_ro, ballot.is_booted) == (VClock({1: 5}), True, False)
 
 
-def test_without_such_an_event_it_is_voted() -> None:
+def test_ballot_is_requested_by_vote_without_the_event() -> None:
     watch = BallotWatch("upstream")
     watch.receive(GREETING + event(None))
     assert watch.next_ballot() is None
@@ -72,14 +72,14 @@ def test_without_such_an_event_it_is_voted() -> None:
     assert ballot.vclock == VClock({1: 5})
 
 
-def test_an_error_is_raised() -> None:
+def test_error_reply_is_raised() -> None:
     watch = BallotWatch("upstream")
     watch.receive(GREETING + encode_error(0, 0, errors.Loading("not yet")))
     with pytest.raises(errors.Loading):
         watch.next_ballot()
 
 
-def test_an_answer_of_another_kind_is_an_error() -> None:
+def test_reply_of_another_type_is_an_error() -> None:
     watch = BallotWatch("upstream")
     watch.receive(GREETING + frame(encode_header(Row(RequestType.NOP.value))))
     with pytest.raises(errors.UnknownRequestType):
@@ -87,14 +87,14 @@ def test_an_answer_of_another_kind_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x81\x58", b"\x80\x00", b"\x81\x58\x81\x29\x81\x02\xc1"])
-def test_an_event_that_cannot_be_read_is_an_error_of_the_peer(body: bytes) -> None:
+def test_undecodable_event_is_an_error_of_the_peer(body: bytes) -> None:
     watch = BallotWatch("upstream")
     watch.receive(GREETING + frame(encode_header(Row(RequestType.EVENT.value)) + body))
     with pytest.raises(FlowstoneError):
         watch.next_ballot()
 
 
-def test_what_is_larger_than_a_ballot_is_not_collected() -> None:
+def test_packet_larger_than_a_ballot_is_not_buffered() -> None:
     watch = BallotWatch("upstream")
     watch.receive(GREETING + b"\xce" + (2 << 20).to_bytes(4, "big"))
     with pytest.raises(RemoteProtocolError, match="packet claims 2097152 bytes"):

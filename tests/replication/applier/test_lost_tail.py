@@ -1,4 +1,4 @@
-"""A peer that has lost rows of its own is remembered until it was seen with the last of them."""
+"""A peer that lost rows of its own is remembered until it is seen with the last of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check(tails: LostTails, lsn: int, *, uuid: UUID = PEER, number: int = 2, our
     return tails.check("peer", uuid, number, VClock({1: 3, number: lsn}), ours)
 
 
-def test_a_loss_names_the_rows_and_may_come_back() -> None:
+def test_loss_is_reported_with_the_rows_and_may_be_recovered() -> None:
     lost = check(LostTails(), 4)
     assert lost is not None
     assert lost.may_come_back
@@ -28,7 +28,7 @@ def test_peer_without_lag_is_accepted() -> None:
     assert tails.check("peer", PEER, 0, VClock(), OURS) is None
 
 
-def test_a_peer_seen_with_exactly_the_rows_that_it_lost_has_them_back() -> None:
+def test_peer_seen_with_exactly_the_lost_rows_is_accepted() -> None:
     tails = LostTails()
     assert check(tails, 4)
     assert check(tails, 7)
@@ -48,7 +48,7 @@ def test_peer_with_more_rows_than_seen_is_rejected() -> None:
         assert lost.message.startswith(text)
 
 
-def test_that_we_learn_more_of_its_rows_from_others_makes_the_loss_larger() -> None:
+def test_loss_grows_when_others_send_more_rows_of_the_peer() -> None:
     tails = LostTails()
     assert check(tails, 4, ours=VClock({2: 8}))
     assert check(tails, 8)
@@ -57,7 +57,7 @@ def test_that_we_learn_more_of_its_rows_from_others_makes_the_loss_larger() -> N
     assert "its rows 5…10" in lost.message
 
 
-def test_an_acknowledgement_of_the_last_lost_row_shows_that_it_is_back() -> None:
+def test_acknowledgement_of_the_last_lost_row_ends_the_loss() -> None:
     tails = LostTails()
     assert check(tails, 4)
     tails.acknowledged(3, VClock({3: 10, 2: 10}))
@@ -68,7 +68,7 @@ def test_an_acknowledgement_of_the_last_lost_row_shows_that_it_is_back() -> None
     assert check(tails, 12) is None
 
 
-def test_another_peer_or_another_id_has_nothing_to_do_with_it() -> None:
+def test_loss_concerns_only_its_peer_and_id() -> None:
     tails = LostTails()
     assert check(tails, 4)
     assert check(tails, 12, uuid=UUID(int=8)) is None

@@ -16,7 +16,7 @@ from tests.replication.applier_stories import US, Story, replay
 
 
 @pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("applier_*.txt")), ids=lambda path: path.stem)
-def test_the_applier_does_as_the_transcript_says(path: Path) -> None:
+def test_applier_matches_the_transcript(path: Path) -> None:
     story = path.read_text()
     assert replay(story) == story
 
@@ -32,7 +32,7 @@ def conversation() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_however_the_bytes_are_cut_the_same_happens(seed: int) -> None:
+def test_result_does_not_depend_on_fragmentation(seed: int) -> None:
     rng, story = Random(seed), Story()
     states: list[ApplierState] = []
     counts = {SnapshotRows: 0, FinalRows: 0, Rows: 0}
@@ -55,7 +55,7 @@ def test_however_the_bytes_are_cut_the_same_happens(seed: int) -> None:
     assert counts == {SnapshotRows: 5, FinalRows: 2, Rows: 8}
 
 
-def test_every_step_of_a_life_is_in_the_table() -> None:
+def test_every_step_is_in_the_transition_table() -> None:
     story = Story()
     before = ApplierState.OFF
     for command, lines in conversation():
@@ -67,7 +67,7 @@ def test_every_step_of_a_life_is_in_the_table() -> None:
                 before = event.state
 
 
-def test_a_command_out_of_place_is_our_mistake() -> None:
+def test_command_in_a_wrong_state_is_a_local_error() -> None:
     protocol = ApplierProtocol("upstream", instance_uuid=US)
     with pytest.raises(LocalProtocolError, match="invalid applier transition: connect to initial_join"):
         protocol.join(Join(US))

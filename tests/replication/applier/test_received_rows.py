@@ -67,13 +67,13 @@ WRONG = {
 
 @pytest.mark.parametrize("before", [0, MANY], ids=["few", "many"])
 @pytest.mark.parametrize("rows", FINE.values(), ids=FINE)
-def test_what_masters_send_is_taken(rows: list[Row], before: int) -> None:
+def test_rows_that_masters_send_are_accepted(rows: list[Row], before: int) -> None:
     check_rows(slab(*(row(lsn, replica_id=7) for lsn in range(1, before + 1)), *rows))
 
 
 @pytest.mark.parametrize("before", [0, MANY], ids=["few", "many"])
 @pytest.mark.parametrize(("what", "rows"), WRONG.items(), ids=WRONG)
-def test_what_no_master_sends_is_refused(what: str, rows: list[Row], before: int) -> None:
+def test_rows_that_no_master_sends_are_rejected(what: str, rows: list[Row], before: int) -> None:
     with pytest.raises(RowRefused, match=f"peer sent invalid {what}") as caught:
         check_rows(slab(*(row(lsn, replica_id=7) for lsn in range(1, before + 1)), *rows))
     assert caught.value.hint == "check that instance, then restart replication from it"
@@ -86,14 +86,14 @@ def test_own_rows_are_accepted_up_to_the_known_position() -> None:
         check_own_rows(slab(row(5), row(6), row(7)), 1, 5)
 
 
-def test_nobody_else_answers_in_our_name() -> None:
+def test_replica_id_of_this_instance_is_rejected_from_a_peer() -> None:
     check_name("peer", 2, 1)
     check_name("peer", 0, 0)
-    with pytest.raises(RowRefused, match="peer claims replica id 1, which is this instance"):
+    with pytest.raises(RowRefused, match="peer claims replica id 1, which is the id of this instance"):
         check_name("peer", 1, 1)
 
 
-def test_rows_go_on_where_none_is_missing_between() -> None:
+def test_rows_must_continue_without_a_gap() -> None:
     assert goes_on(slab(row(5), row(6)), VClock({1: 4}))
     assert goes_on(slab(row(5), row(6)), VClock({1: 9}))
     assert not goes_on(slab(row(5), row(1, replica_id=2)), VClock({1: 3, 2: 0}))

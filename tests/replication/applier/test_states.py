@@ -38,7 +38,7 @@ REACTIONS = (
 
 
 @pytest.mark.parametrize(("code", "in_2_6", "later"), REACTIONS)
-def test_an_error_of_the_peer_does_what_it_does_to_a_real_applier(
+def test_applier_reacts_to_an_error_of_the_peer_like_a_real_one(
     code: int, in_2_6: ApplierState, later: ApplierState
 ) -> None:
     error = error_of(code, "no")
@@ -55,42 +55,42 @@ def test_an_error_of_the_peer_does_what_it_does_to_a_real_applier(
         ("LuajitError", State.STOPPED, State.STOPPED),
     ],
 )
-def test_the_class_of_an_error_counts_before_its_code(kind: str, in_2_6: ApplierState, later: ApplierState) -> None:
-    """2.6.0 gives all of these code 32."""
+def test_class_of_an_error_takes_precedence_over_its_code(kind: str, in_2_6: ApplierState, later: ApplierState) -> None:
+    """2.6.0 uses code 32 for all these errors."""
     error = error_of(32, "no", ErrorStack((ErrorRecord(kind, "no"),)))
     assert reaction(error, is_2_6=True) is in_2_6
     assert reaction(error, is_2_6=False) is later
 
 
 @pytest.mark.parametrize("error", [ConnectionLost("gone"), ConnectionResetError(), TimeoutError()])
-def test_a_lost_connection_is_made_again(error: ConnectionLost | OSError) -> None:
+def test_lost_connection_is_retried(error: ConnectionLost | OSError) -> None:
     assert reaction(error, is_2_6=True) is reaction(error, is_2_6=False) is State.DISCONNECTED
 
 
-def test_rows_in_our_name_that_we_do_not_know_of_are_looked_at_again() -> None:
+def test_unknown_rows_of_our_own_id_are_checked_again() -> None:
     error = OwnRowRefused("row 6 of replica 1")
     assert reaction(error, is_2_6=True) is reaction(error, is_2_6=False) is State.DISCONNECTED
 
 
-def test_bytes_that_are_no_protocol_stop_an_applier() -> None:
+def test_invalid_bytes_stop_the_applier() -> None:
     assert reaction(RemoteProtocolError("nonsense"), is_2_6=True) is State.STOPPED
 
 
-def test_every_state_has_its_line_in_the_table_and_can_be_reached() -> None:
+def test_every_state_is_in_the_table_and_reachable() -> None:
     assert list(TRANSITIONS) == list(State)
     assert {after for line in TRANSITIONS.values() for after in line} == set(State)
 
 
-def test_an_applier_can_always_be_stopped_and_started_again() -> None:
+def test_applier_can_be_stopped_and_restarted_in_any_state() -> None:
     for state in State:
         assert state is State.OFF or State.OFF in TRANSITIONS[state]
     for state in ENDED:
         assert State.CONNECT in TRANSITIONS[state]
 
 
-def test_a_peer_may_not_know_us_yet_while_it_lacks_rows_that_others_gave_us() -> None:
+def test_peer_may_not_know_us_while_it_lacks_rows_that_we_got_from_others() -> None:
     ours = VClock({0: 9, 1: 5, 2: 7})
     assert lacks_rows(VClock({1: 4, 2: 7}), ours, besides=2)
     assert lacks_rows(VClock(), ours, besides=2)
-    assert not lacks_rows(VClock({1: 5}), ours, besides=2)  # it may lack rows of our own forever
+    assert not lacks_rows(VClock({1: 5}), ours, besides=2)  # the peer may lack rows of our own forever
     assert not lacks_rows(VClock({1: 6, 3: 1}), ours, besides=2)

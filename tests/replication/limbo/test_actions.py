@@ -1,4 +1,4 @@
-"""The contract of actions: which answers, and in which order."""
+"""The contract of actions: their answers, and the order of these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def owner(*lines: str) -> Story:
     return story
 
 
-def test_a_write_is_answered_once_and_nothing_else_is() -> None:
+def test_each_write_is_answered_exactly_once() -> None:
     limbo = owner("sync a", "writes").limbo
     stranger = SettlingRequest(1, Confirm(1, 2))
     with pytest.raises(LocalProtocolError, match="unexpected write completion"):
@@ -44,7 +44,7 @@ def test_control_rows_of_several_peers_are_written_one_at_a_time() -> None:
     assert story.limbo.owner_id == 3
 
 
-def test_a_failed_write_refuses_the_control_rows_that_wait_behind_it() -> None:
+def test_failed_write_rejects_the_control_rows_after_it() -> None:
     story = owner("sync a")
     held = control("promote 1:2 term 3 from 2")
     assert story.limbo.request(held) == []
@@ -59,7 +59,7 @@ def test_a_failed_write_refuses_the_control_rows_that_wait_behind_it() -> None:
 
 
 @pytest.mark.parametrize(("owner_id", "is_empty", "code"), [(0, True, 227), (2, True, 228), (2, False, 214)])
-def test_a_transaction_of_another_than_the_owner_is_refused(owner_id: int, is_empty: bool, code: int) -> None:
+def test_transaction_of_another_instance_than_the_owner_is_rejected(owner_id: int, is_empty: bool, code: int) -> None:
     error = not_the_owner(owner_id, is_empty=is_empty)
     assert error.code == code
     assert (str(owner_id) in error.message) == bool(owner_id)

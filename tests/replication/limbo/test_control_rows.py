@@ -41,21 +41,21 @@ def test_recorded_rows_decode_and_encode_to_the_same_bytes(row: str, body: Contr
         assert body.encode() == decoded.body
 
 
-def test_promote_of_a_snapshot_tells_the_confirmed_vclock_and_may_lack_a_term() -> None:
+def test_promote_in_a_snapshot_has_the_confirmed_vclock_and_may_lack_a_term() -> None:
     body = msgpack.packb({2: 0, 3: 0, 38: {}})
     assert decode_control(RequestType.RAFT_PROMOTE, body) == Promote(0, 0, 0, VClock())
     state = Promote(1, 17, 3, VClock({1: 17, 2: 5}))
     assert decode_control(RequestType.RAFT_PROMOTE, state.encode()) == state
 
 
-def test_a_rollback_without_an_lsn_is_of_all_that_waits() -> None:
+def test_rollback_without_an_lsn_covers_all_pending_transactions() -> None:
     """2.6.0 writes it when an asynchronous transaction after a synchronous one times out."""
     assert decode_control(41, msgpack.packb({2: 1, 3: 2**64 - 1})) == Rollback(1, 0)
     with pytest.raises(SynchroError):
         decode_control(40, msgpack.packb({2: 1, 3: 2**64 - 1}))
 
 
-def test_full_raft_state_and_unknown_keys() -> None:
+def test_full_raft_state_is_decoded_and_unknown_keys_are_skipped() -> None:
     body = msgpack.packb({0: 5, 1: 2, 2: 3, 3: {1: 10}, 4: 2, 5: True, 77: "newer"})
     assert decode_control(RequestType.RAFT, body) == RaftState(5, 2, 3, VClock({1: 10}), 2, True)
 
@@ -74,7 +74,7 @@ def test_full_raft_state_and_unknown_keys() -> None:
         (2, msgpack.packb({}), "row type 2 is not a control row"),
     ],
 )
-def test_wrong_bodies_are_named(row_type: int, body: bytes, message: str) -> None:
+def test_invalid_body_is_reported(row_type: int, body: bytes, message: str) -> None:
     with pytest.raises(SynchroError, match=message):
         decode_control(row_type, body)
 

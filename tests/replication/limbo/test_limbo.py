@@ -1,4 +1,4 @@
-"""The limbo: whole stories, and cases that they do not cover."""
+"""The limbo: whole stories, and cases that no story covers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def told(*lines: str) -> Story:
     return story
 
 
-def test_row_flags_say_who_waits_and_who_needs_acks() -> None:
+def test_row_flags_mark_pending_and_synchronous_rows() -> None:
     limbo = told("instance 1 of 2.11, quorum 2", "promote term 2", "writes").limbo
     assert limbo.row_flags(limbo.submit("plain", is_synchronous=False)) == 0
     assert limbo.row_flags(limbo.submit("synchronous", is_synchronous=True)) == 6
@@ -42,7 +42,7 @@ def test_rows_of_2_6_have_no_flags() -> None:
     assert limbo.row_flags(limbo.submit("behind", is_synchronous=False)) == 0
 
 
-def test_a_checkpoint_tells_owner_term_and_what_every_owner_had_confirmed() -> None:
+def test_checkpoint_has_owner_term_and_confirmed_position_of_every_owner() -> None:
     story = told("instance 2 of 2.11, quorum 1", "hears promote 0:0 term 2 from 1", "writes", "receives sync a 1:5")
     for line in (
         "hears confirm 1:5 from 1",
@@ -95,12 +95,12 @@ def test_replica_that_lost_its_log_withdraws_its_ack() -> None:
     assert story.tell("writes")[:-1] == []
 
 
-def test_our_own_id_in_an_ack_counts_for_nothing() -> None:
+def test_own_id_in_an_ack_is_ignored() -> None:
     story = told("instance 1 of 2.11, quorum 2", "promote term 2", "writes", "sync a", "writes")
     assert story.tell("ack 1 {1: 2}")[:-1] == []
 
 
-def test_a_local_transaction_waits_in_anybodys_queue() -> None:
+def test_local_transaction_is_pending_in_the_queue_of_any_owner() -> None:
     story = told("instance 2 of 2.11, quorum 2", "hears promote 0:0 term 2 from 1", "writes", "receives sync a 1:5")
     assert story.tell("local b")[0].startswith("owner 1 term 2 confirmed 0; waiting a:5 b")
     story.tell("writes")
@@ -139,7 +139,7 @@ def overtaken_owner() -> tuple[Limbo[str], list[Action[str]]]:
     return limbo, limbo.request_written(request)
 
 
-def test_clients_hear_of_what_a_promote_has_decided_when_a_quorum_has_read_it() -> None:
+def test_clients_get_the_outcome_of_a_promote_when_a_quorum_has_it() -> None:
     limbo, actions = overtaken_owner()
     commit = next(action for action in actions if isinstance(action, Commit))
     assert not commit.is_proven
@@ -148,14 +148,14 @@ def test_clients_hear_of_what_a_promote_has_decided_when_a_quorum_has_read_it() 
     assert limbo.ack(4, VClock({1: 2, 2: 7})) == []
 
 
-def test_a_quorum_of_more_than_there_are_members_is_one_of_all_of_them() -> None:
+def test_quorum_larger_than_the_set_requires_all_members() -> None:
     limbo, _ = overtaken_owner()
     limbo.configure(quorum=31)
     assert limbo.ack(3, VClock({1: 2, 2: 7})) == []
     assert [type(action) for action in limbo.configure(member_count=3)] == [Proven]
 
 
-def test_a_verdict_of_the_new_owner_shows_that_a_quorum_has_read_its_promote() -> None:
+def test_verdict_of_the_new_owner_implies_a_quorum_for_its_promote() -> None:
     limbo, _ = overtaken_owner()
     limbo.receive("b", origin_id=2, lsn=8, is_synchronous=True)
     request = SettlingRequest(2, Confirm(2, 8), lsn=9)
@@ -165,7 +165,7 @@ def test_a_verdict_of_the_new_owner_shows_that_a_quorum_has_read_its_promote() -
     assert [type(action) for action in told] == [Proven, Commit]
 
 
-def test_acks_show_nothing_when_a_newer_term_has_begun() -> None:
+def test_acks_prove_nothing_when_a_newer_term_has_begun() -> None:
     limbo, _ = overtaken_owner()
     limbo.see_term(4)
     assert limbo.ack(3, VClock({1: 2, 2: 7})) == []

@@ -210,7 +210,7 @@ def as_line(move: str, number: int, naive: NaiveOwner) -> str:
 
 
 @given(MOVES, st.integers(1, 3))
-def test_an_owner_does_what_a_naive_owner_does(moves: list[str], quorum: int) -> None:
+def test_owner_agrees_with_a_naive_owner(moves: list[str], quorum: int) -> None:
     story, naive = Story(), NaiveOwner(quorum)
     for line in (f"instance 1 of 2.11, quorum {quorum}", "promote term 2", "writes"):
         story.tell(line)
@@ -280,7 +280,7 @@ class Follower:
 
 
 @given(STEPS)
-def test_a_follower_decides_as_a_reader_of_the_log(steps: list[tuple[str, int]]) -> None:
+def test_follower_agrees_with_a_reader_of_the_log(steps: list[tuple[str, int]]) -> None:
     log = write_log(steps, has_flags=True)
     tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.start(tracker.vclock, Promote(1, 0, 1))

@@ -72,7 +72,7 @@ class Reader:
 
 
 @pytest.mark.parametrize(("first", "logs", "second"), SPANS, ids=lambda value: getattr(value, "stem", ""))
-def test_a_log_leads_from_the_state_in_one_snapshot_to_that_in_the_next(
+def test_log_leads_from_the_state_of_one_snapshot_to_that_of_the_next(
     first: Path, logs: list[Path], second: Path
 ) -> None:
     reader = Reader(promote_of(first))

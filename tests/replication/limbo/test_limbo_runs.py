@@ -105,7 +105,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_an_owner_decides_about_runs_as_about_their_transactions(steps: list[tuple[str, int]]) -> None:
+def test_owner_decides_runs_like_single_transactions(steps: list[tuple[str, int]]) -> None:
     runs, singles = Machine(is_divided=False), Machine(is_divided=True)
     now = 0.0
     for what, number in steps:
@@ -124,7 +124,7 @@ def test_an_owner_decides_about_runs_as_about_their_transactions(steps: list[tup
 
 
 @given(STEPS, st.data())
-def test_a_follower_divides_runs_wherever_verdicts_do(steps: list[tuple[str, int]], data: st.DataObject) -> None:
+def test_follower_splits_runs_at_verdicts(steps: list[tuple[str, int]], data: st.DataObject) -> None:
     runs, singles = (Machine(instance_id=REPLICA, is_divided=each) for each in (False, True))
     decided = 0
     for what, number in steps:
@@ -144,7 +144,7 @@ def test_a_follower_divides_runs_wherever_verdicts_do(steps: list[tuple[str, int
         assert runs.looks() == singles.looks()
 
 
-def test_who_waits_for_the_newest_of_a_run_hears_of_its_last_part() -> None:
+def test_waiter_for_a_run_is_notified_with_its_last_part() -> None:
     machine = Machine(instance_id=REPLICA, is_divided=False)
     machine.put(5, 0.0)
     newest = machine.limbo.newest
@@ -157,7 +157,7 @@ def test_who_waits_for_the_newest_of_a_run_hears_of_its_last_part() -> None:
     assert [entry.transaction.lsns for entry in machine.limbo.pending] == [[4]]
 
 
-def test_only_the_first_of_a_run_has_waited_too_long() -> None:
+def test_timeout_concerns_only_the_first_transaction_of_a_run() -> None:
     machine = Machine(is_divided=False)
     machine.put(3, 0.0)
     machine.tick(TIMEOUT)
@@ -166,7 +166,7 @@ def test_only_the_first_of_a_run_has_waited_too_long() -> None:
 
 
 @pytest.mark.parametrize("acked", [0, 2])
-def test_a_queue_of_a_dead_owner_is_cleared_within_a_run(acked: int) -> None:
+def test_queue_of_a_dead_owner_can_be_cleared_within_a_run(acked: int) -> None:
     machine = Machine(instance_id=REPLICA, is_divided=False)
     machine.limbo.configure(quorum=2)
     machine.put(4, 0.0)

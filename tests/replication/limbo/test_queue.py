@@ -7,7 +7,7 @@ from flowstone.replication.vclock import VClock
 
 
 def queue_of(*entries: str) -> LimboQueue[str]:
-    """`sync 3` has that LSN, `async` has none."""
+    """Parse a transaction: `sync 3` has LSN 3, `async` has none."""
     queue: LimboQueue[str] = LimboQueue()
     for number, text in enumerate(entries):
         kind, _, lsn = text.partition(" ")
@@ -22,14 +22,14 @@ def names(entries: tuple[LimboEntry[str], ...]) -> str:
     return "".join(entry.transaction for entry in entries)
 
 
-def test_confirmation_takes_what_it_covers_and_the_asynchronous_ones_directly_behind() -> None:
+def test_confirm_releases_covered_transactions_and_asynchronous_ones_directly_after() -> None:
     queue = queue_of("sync 3", "async 4", "sync 5", "async 6", "sync 7")
     assert names(queue.confirm(4)) == "ab"
     assert names(queue.confirm(6)) == "cd"
     assert (len(queue), queue.size) == (1, 10)
 
 
-def test_what_is_not_written_is_released_if_asynchronous_and_stays_if_synchronous() -> None:
+def test_unwritten_transactions_are_released_only_if_asynchronous() -> None:
     queue = queue_of("sync 3", "async", "sync", "async")
     _, released, *_ = queue
     assert names(queue.confirm(9)) == "a"
@@ -37,7 +37,7 @@ def test_what_is_not_written_is_released_if_asynchronous_and_stays_if_synchronou
     assert names(tuple(queue)) == "cd"
 
 
-def test_rollback_takes_the_newest_first_and_leaves_what_is_older() -> None:
+def test_rollback_removes_the_newest_first_and_keeps_older_ones() -> None:
     queue = queue_of("sync 3", "async 4", "sync 5", "async 6", "sync 7")
     assert queue.rollback(8) == ()
     assert names(queue.rollback(4)) == "edc"
@@ -46,7 +46,7 @@ def test_rollback_takes_the_newest_first_and_leaves_what_is_older() -> None:
     assert queue.size == 20
 
 
-def test_a_quorum_covers_each_transaction_once() -> None:
+def test_quorum_covers_each_transaction_once() -> None:
     queue = queue_of("sync 3", "async 4", "sync 5", "sync")
     assert queue.reach(2) == 0
     assert queue.reach(4) == 3
@@ -58,7 +58,7 @@ def test_a_quorum_covers_each_transaction_once() -> None:
     assert queue.reach(99) == 6
 
 
-def test_the_ends_of_the_queue() -> None:
+def test_first_and_last_transaction_of_the_queue() -> None:
     queue = queue_of("sync 3", "async 4", "sync 5", "async")
     first, _, newest, last = queue
     assert (queue.first, queue.last, queue.last_synchronous) == (first, last, newest)
@@ -70,7 +70,7 @@ def test_the_ends_of_the_queue() -> None:
     assert empty.is_written
 
 
-def test_a_quorum_of_acks_is_the_nth_highest() -> None:
+def test_quorum_lsn_is_the_nth_highest_ack() -> None:
     acks = Acks()
     acks.note(2, VClock({1: 5}))
     acks.note(3, VClock({1: 7}))
@@ -80,7 +80,7 @@ def test_a_quorum_of_acks_is_the_nth_highest() -> None:
     assert acks.quorum_lsn(1, 9, 2) == 5
 
 
-def test_the_last_word_counts_but_for_anonymous_ones() -> None:
+def test_last_ack_counts_except_for_anonymous_replicas() -> None:
     acks = Acks()
     assert acks.note(2, VClock({1: 5}))
     assert not acks.note(2, VClock({1: 5}))

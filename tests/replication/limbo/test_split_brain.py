@@ -1,4 +1,4 @@
-"""Every rule about rows that fit our history or not. The stories in limbo_split_brain.txt show them in turn."""
+"""Every rule about rows that agree with or contradict our history; limbo_split_brain.txt shows them as stories."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ UNPROVEN = QueueHistory(
         ("demote 2:14 term 9 from 2", OURS, Fate.ACCEPTED),
         ("promote 2:11 term 5 from 1", EMPTY, Fate.ACCEPTED),
         ("promote 0:0 term 6 from 1", UNCLAIMED, Fate.ACCEPTED),
-        # Of a leader that no member had read when the next was elected, and of one that had not read the last.
+        # Rows of a leader whose PROMOTE no member had read at the next election, and of one that had not read the last
+        # PROMOTE.
         ("promote 1:5 term 3 from 3", OURS, Fate.NOP),
         ("demote 2:11 term 3 from 1", OURS, Fate.NOP),
         ("promote 1:5 term 5 from 3", UNPROVEN, Fate.ACCEPTED),
     ],
 )
-def test_rows_that_fit(words: str, history: QueueHistory, fate: Fate) -> None:
+def test_rows_that_agree_with_our_history_are_accepted(words: str, history: QueueHistory, fate: Fate) -> None:
     assert filter_request(control(words), history) is fate
 
 
@@ -72,7 +73,7 @@ RANGE = "got a request lsn out of queue range"
         ("promote 2:15 term 5 from 1", OURS, RANGE),
     ],
 )
-def test_rows_that_show_a_split_brain(words: str, history: QueueHistory, reason: str) -> None:
+def test_rows_that_contradict_our_history_are_a_split_brain(words: str, history: QueueHistory, reason: str) -> None:
     with pytest.raises(errors.SplitBrain) as caught:
         filter_request(control(words), history)
     assert caught.value.message == f"Split-Brain discovered: {reason}"
@@ -95,7 +96,7 @@ def test_rows_that_show_a_split_brain(words: str, history: QueueHistory, reason:
         ("promote 2:11 term 0 from 1", "PROMOTE/DEMOTE with a zero term"),
     ],
 )
-def test_rows_that_no_server_writes(words: str, what: str) -> None:
+def test_rows_that_no_server_writes_are_rejected(words: str, what: str) -> None:
     with pytest.raises(errors.Unsupported) as caught:
         filter_request(control(words), OURS)
     assert caught.value.message == f"Replication does not support {what}"
@@ -111,12 +112,12 @@ def test_rows_that_no_server_writes(words: str, what: str) -> None:
         ("confirm 1:9 from 1", QueueHistory(owner_id=0, term=0, confirmed=VClock(), promote_terms={})),
     ],
 )
-def test_in_2_6_a_verdict_is_about_the_owner_or_says_what_is_so(words: str, history: QueueHistory) -> None:
+def test_2_6_accepts_verdicts_on_the_owner_or_on_settled_rows(words: str, history: QueueHistory) -> None:
     assert filter_request_of_2_6(control(words), history) is Fate.ACCEPTED
 
 
 @pytest.mark.parametrize("words", ["confirm 1:6 from 1", "rollback 1:5 from 1"])
-def test_in_2_6_a_former_owner_that_decided_otherwise_is_refused_though_nothing_waits(words: str) -> None:
+def test_2_6_rejects_contradictory_verdicts_of_a_former_owner_without_pending_rows(words: str) -> None:
     with pytest.raises(errors.SyncMasterMismatch, match="for an unknown master id 1, expected 2"):
         filter_request_of_2_6(control(words), EMPTY)
 
@@ -130,12 +131,12 @@ def test_in_2_6_a_former_owner_that_decided_otherwise_is_refused_though_nothing_
         ("demote 2:12 term 5 from 1", errors.Unsupported),
     ],
 )
-def test_2_6_refuses_what_it_does_not_know(words: str, error: type[errors.TarantoolError]) -> None:
+def test_2_6_rejects_unknown_control_rows(words: str, error: type[errors.TarantoolError]) -> None:
     with pytest.raises(error):
         filter_request_of_2_6(control(words), OURS)
 
 
-def test_without_validation_only_nops_are_told_apart() -> None:
+def test_without_validation_only_nops_are_distinguished() -> None:
     assert filter_request(control("promote 1:5 term 1 from 1"), OURS, is_validating=False) is Fate.ACCEPTED
     assert filter_request(control("confirm 1:5 from 1"), OURS, is_validating=False) is Fate.NOP
 
@@ -153,7 +154,7 @@ def test_without_validation_only_nops_are_told_apart() -> None:
         (3, EMPTY, False, True, None),
     ],
 )
-def test_transactions_by_the_term_of_their_originator(
+def test_transactions_are_filtered_by_the_term_of_their_originator(
     origin_id: int, history: QueueHistory, waits: bool, has_effect: bool, fate: Fate | None
 ) -> None:
     if fate is not None:

@@ -15,7 +15,7 @@ def new(dialect: Dialect) -> LimboState[str]:
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
-def test_a_new_queue_is_empty_and_belongs_to_nobody(dialect: Dialect) -> None:
+def test_new_queue_is_empty_and_has_no_owner(dialect: Dialect) -> None:
     state = new(dialect)
     assert (len(state), state.pending, state.newest, state.size) == (0, (), None, 0)
     assert (state.owner_id, state.is_owner, state.term, state.confirmed_lsn) == (0, False, 0, 0)
@@ -24,6 +24,6 @@ def test_a_new_queue_is_empty_and_belongs_to_nobody(dialect: Dialect) -> None:
     assert str(state.history) == "nobody owns the queue since term 0, confirmed up to lsn 0"
 
 
-def test_only_since_promotions_exist_a_new_queue_waits_for_one() -> None:
+def test_new_queue_requires_a_promotion_only_in_newer_dialects() -> None:
     assert new(Dialect.V2_11).is_frozen
     assert not new(Dialect.V2_6).is_frozen

@@ -6,7 +6,7 @@ from flowstone.replication.limbo.tenures import Tenures
 
 
 def of_two_owners() -> Tenures:
-    """1 owned the queue up to 1:5, then 2 wrote PROMOTE in term 3."""
+    """Return tenures in which 1 owned the queue up to 1:5, then 2 wrote PROMOTE in term 3."""
     tenures = Tenures({}, (), {})
     tenures.hand_over((0, 0), by=1, term=2, first_void=0)
     tenures.note_async_commit()
@@ -14,23 +14,23 @@ def of_two_owners() -> Tenures:
     return tenures
 
 
-def test_a_tenure_without_facts_may_be_ignored() -> None:
+def test_tenure_without_commits_may_be_ignored() -> None:
     assert of_two_owners().former == ((1, 5),)
 
 
-def test_so_may_several() -> None:
+def test_several_tenures_without_commits_may_be_ignored() -> None:
     tenures = of_two_owners()
     tenures.hand_over((2, 0), by=3, term=4, first_void=0)
     assert tenures.former == ((1, 5), (2, 0))
 
 
-def test_a_fact_ends_that() -> None:
+def test_tenure_with_a_commit_may_not_be_ignored() -> None:
     tenures = of_two_owners()
     tenures.note_async_commit()
     assert tenures.former == ()
 
 
-def test_the_newest_term_of_everybody_is_known() -> None:
+def test_newest_term_of_each_instance_is_known() -> None:
     assert of_two_owners().promote_terms == {1: 2, 2: 3}
 
 
@@ -43,7 +43,7 @@ def test_former_owner_keeps_rows_directly_after_confirmed_ones() -> None:
     assert tenures.voids == {1: 7}
 
 
-def test_what_was_rolled_back_with_a_tenure_is_void_until_the_next_one() -> None:
+def test_rows_rolled_back_with_a_tenure_are_void_until_the_next_one() -> None:
     tenures = of_two_owners()
     tenures.hand_over((2, 0), by=1, term=4, first_void=6)
     assert not tenures.keeps(2)
@@ -52,12 +52,12 @@ def test_what_was_rolled_back_with_a_tenure_is_void_until_the_next_one() -> None
     assert tenures.keeps(2)
 
 
-def test_what_a_log_has_told_is_taken_over() -> None:
+def test_tenures_of_a_log_are_adopted() -> None:
     tenures = Tenures({2: 3}, [(1, 5)], {1: 6})
     assert (tenures.promote_terms, tenures.former, tenures.voids) == ({2: 3}, ((1, 5),), {1: 6})
 
 
-def test_what_came_too_late_for_a_tenure_without_facts_may_still_be_taken_over_from() -> None:
+def test_late_promote_may_overtake_a_tenure_without_commits() -> None:
     tenures = of_two_owners()
     tenures.overtake((1, 5), (3, 0))
     tenures.overtake((1, 4), (4, 0))

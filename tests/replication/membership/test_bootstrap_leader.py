@@ -43,7 +43,7 @@ def chosen(rule: Rule, *candidates: Candidate) -> int:
 
 @pytest.mark.parametrize("rule", [oldest_rule, score_rule])
 class TestBothRules:
-    def test_nobody_is_chosen_of_nobody(self, rule: Rule) -> None:
+    def test_no_leader_is_chosen_without_candidates(self, rule: Rule) -> None:
         assert rule([]) is None
 
     def test_the_smallest_uuid_leads_among_equals(self, rule: Rule) -> None:
@@ -52,18 +52,18 @@ class TestBothRules:
     def test_the_larger_vclock_leads(self, rule: Rule) -> None:
         assert chosen(rule, peer(1, {1: 5}), peer(2, {1: 6}), peer(3, {1: 4})) == 2
 
-    def test_local_rows_count_for_nothing(self, rule: Rule) -> None:
+    def test_local_rows_are_ignored(self, rule: Rule) -> None:
         assert chosen(rule, peer(1, {1: 5}), peer(2, {0: 9, 1: 5})) == 1
 
     def test_an_incomparable_vclock_counts_as_larger(self, rule: Rule) -> None:
         assert chosen(rule, peer(1, {1: 5}), peer(2, {2: 1})) == 2
 
-    def test_who_is_configured_read_only_leads_only_where_everybody_is(self, rule: Rule) -> None:
+    def test_read_only_member_leads_only_if_all_are_read_only(self, rule: Rule) -> None:
         assert chosen(rule, peer(1, is_ro_cfg=True), peer(2)) == 2
         assert chosen(rule, peer(1, is_ro_cfg=True), peer(2, is_ro_cfg=True)) == 1
 
 
-def test_before_2_10_who_has_data_leads_before_who_is_loading() -> None:
+def test_member_with_data_leads_before_a_loading_one_before_2_10() -> None:
     assert chosen(oldest_rule, peer(1, is_loading=True), peer(2, {1: 3})) == 2
     assert chosen(oldest_rule, peer(1), peer(2, is_loading=True)) == 1
 
@@ -76,7 +76,7 @@ def test_writable_peer_leads_before_a_read_only_one_since_2_10() -> None:
     assert chosen(score_rule, peer(1, {1: 9}, is_ro=True), peer(2)) == 2
 
 
-def test_a_voter_never_leads_where_a_candidate_is() -> None:
+def test_voter_does_not_lead_if_there_is_a_candidate() -> None:
     def unborn(number: int, *, can_lead: bool = False) -> Candidate:
         return peer(number, is_booted=False, is_ro=True, can_lead=can_lead)
 
@@ -94,20 +94,20 @@ def test_an_unknown_configured_leader_is_an_error() -> None:
         configured_rule("nobody")([peer(1)])
 
 
-def test_a_supervised_leader_says_so_itself() -> None:
+def test_supervised_leader_announces_itself() -> None:
     named = peer(2, bootstrap_leader_uuid=uuid(2))
     assert chosen(supervised_rule, peer(1, {1: 9}, bootstrap_leader_uuid=uuid(2)), named) == 2
     assert supervised_rule([peer(1, bootstrap_leader_uuid=uuid(2))]) is None
 
 
-def test_who_chose_another_leader_is_found() -> None:
+def test_member_that_chose_another_leader_is_found() -> None:
     agreeing, undecided = peer(2, bootstrap_leader_uuid=uuid(1)), peer(3, bootstrap_leader_uuid=uuid(0))
     assert dissenter([agreeing, undecided, peer(4)], uuid(1)) is None
     other = peer(5, bootstrap_leader_uuid=uuid(2))
     assert dissenter([agreeing, other], uuid(1)) == other
 
 
-def test_members_that_no_address_leads_to_are_named() -> None:
+def test_members_without_an_address_are_named() -> None:
     knowing = peer(1, registered_uuids=(uuid(1), uuid(2), uuid(3)))
     assert unlisted_members([knowing, peer(2)], 3, knowing) == ()
     assert unlisted_members([knowing, peer(2)], 2, knowing) == (uuid(3),)
@@ -124,16 +124,16 @@ class TestRejoin:
         gone = peer(1, {1: 100}, gc_vclock=VClock({1: 50}))
         assert rejoin_source([gone, peer(2, {1: 90}, gc_vclock=VClock({1: 5}))], VClock({1: 10})) is None
 
-    def test_the_most_advanced_of_those_without_is_joined(self) -> None:
+    def test_most_advanced_peer_is_joined_if_none_has_the_logs(self) -> None:
         first = peer(1, {1: 100}, gc_vclock=VClock({1: 50}))
         second = peer(2, {1: 110}, gc_vclock=VClock({1: 60}))
         assert rejoin_source([first, second], VClock({1: 10})) == second
 
-    def test_rows_of_ours_that_nobody_has_are_not_thrown_away(self) -> None:
+    def test_rejoin_is_rejected_if_it_would_lose_our_own_rows(self) -> None:
         source = peer(1, {1: 100}, gc_vclock=VClock({1: 50}))
         assert rejoin_source([source], VClock({1: 10, 2: 1})) is None
 
-    def test_local_rows_are_nobody_elses(self) -> None:
+    def test_local_rows_do_not_prevent_a_rejoin(self) -> None:
         source = peer(1, {1: 100}, gc_vclock=VClock({1: 50}))
         assert rejoin_source([source], VClock({0: 7, 1: 10})) == source
 
@@ -143,15 +143,15 @@ class TestRejoin:
         expelled, anonymous = peer(3, {1: 80}, registered_uuids=(uuid(1), uuid(3))), peer(4, {1: 70}, is_anon=True)
         assert followable([expelled, anonymous, *members], ()) == [*members, anonymous]
 
-    def test_members_are_those_of_our_own_list_where_ballots_do_not_name_them(self) -> None:
+    def test_members_are_taken_from_our_own_list_if_ballots_do_not_name_them(self) -> None:
         assert followable([peer(1), peer(2)], [uuid(2)]) == [peer(2)]
         assert followable([peer(1), peer(2)], [uuid(3)]) == [peer(1), peer(2)]
 
-    def test_without_peers_there_is_nothing_to_join(self) -> None:
+    def test_no_peer_is_joined_without_peers(self) -> None:
         assert rejoin_source([], VClock({1: 10})) is None
 
 
-def test_of_a_leader_given_as_a_uri_only_the_address_counts() -> None:
+def test_leader_given_as_a_uri_is_compared_by_address() -> None:
     candidates = [peer(1), Candidate(uuid(2), Ballot(), "db1:3301")]
     for text in ("db1:3301", "user:secret@db1:3301", "user:secret@db1:3301?transport=ssl"):
         named = named_leader(candidates, text)
@@ -163,13 +163,13 @@ def test_of_a_leader_given_as_a_uri_only_the_address_counts() -> None:
 @pytest.mark.parametrize(
     "leader", ["user:secret@db1:3301", "user:s?secret@db1:3301", "user:secret:db1:3301", "u:secret@", "h:1?p=secret"]
 )
-def test_the_password_of_a_leader_is_never_shown(leader: str) -> None:
+def test_password_of_a_leader_is_never_shown(leader: str) -> None:
     assert "secret" not in leader_text(leader)
     with pytest.raises(errors.Cfg) as caught:
         configured_rule(leader)([peer(1)])
     assert "secret" not in str(caught.value)
 
 
-def test_a_leader_without_a_password_is_shown_as_it_was_given() -> None:
+def test_leader_without_a_password_is_shown_as_given() -> None:
     for leader in ("db1:3301", "name-1", str(uuid(2)), "user@db1:3301"):
         assert leader_text(leader) == leader

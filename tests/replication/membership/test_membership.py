@@ -1,4 +1,4 @@
-"""Peers judged by `_cluster`: members count, others are followed up to their first own row, or not at all."""
+"""Peers checked against `_cluster`: members count; others are followed up to their first own row, or not at all."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def followed(cluster: Cluster, replica_id: int, theirs: VClock) -> Standing:
         (range(1, 32), (), 32),
     ],
 )
-def test_new_member_gets_the_smallest_id_that_nobody_has_or_had_if_there_is_one(
+def test_new_member_gets_the_smallest_unused_id_if_there_is_one(
     taken: Collection[int], used: Collection[int], expected: int
 ) -> None:
     assert unused_id(taken, used) == expected
@@ -88,7 +88,7 @@ def test_rows_and_elections_of_a_member_count() -> None:
 
 
 @pytest.mark.parametrize("cluster", [Cluster({1: OTHER}), Cluster({1: OTHER, 2: OTHER})], ids=["no one", "another"])
-def test_peer_that_is_not_a_member_and_brings_nothing_new_is_refused(cluster: Cluster) -> None:
+def test_peer_that_is_not_a_member_and_has_no_new_rows_is_rejected(cluster: Cluster) -> None:
     with pytest.raises(NotAMember, match=f"_cluster does not have {PEER} as 2") as refused:
         followed(cluster, 2, VClock({1: 10, 2: 500}))
     assert refused.value.hint is not None
@@ -120,7 +120,7 @@ def test_peer_that_is_not_a_member_does_not_bring_rows_of_others_that_are_not() 
         standing.split(slab((4, 1)), OURS)
 
 
-def test_member_that_is_expelled_while_it_is_followed_is_refused_from_then_on() -> None:
+def test_member_expelled_while_followed_is_rejected_from_then_on() -> None:
     cluster = Cluster({1: OTHER, 2: PEER})
     standing = followed(cluster, 2, OURS)
     standing.check()
@@ -130,14 +130,14 @@ def test_member_that_is_expelled_while_it_is_followed_is_refused_from_then_on() 
         standing.check()
 
 
-def test_whoever_knows_no_members_follows_anybody() -> None:
+def test_instance_that_knows_no_members_follows_any_peer() -> None:
     standing = Standing("peer")
     standing.subscribed(PEER, 2, OURS, OURS)
     rows = slab((2, 6))
     assert standing.split(rows, OURS) == (rows, None)
 
 
-def test_peer_that_lost_its_rows_is_refused_for_good_if_it_never_asks_for_them() -> None:
+def test_peer_that_lost_its_rows_is_rejected_if_it_never_requests_them() -> None:
     standing = Standing("peer", may_regain=lambda uuid: False)
     for attempt in range(LOSSES_MAX + 1):
         with pytest.raises(TailLost) as lost:
@@ -148,14 +148,14 @@ def test_peer_that_lost_its_rows_is_refused_for_good_if_it_never_asks_for_them()
     standing.subscribed(PEER, 2, OURS, OURS)
 
 
-def test_peer_whose_vclock_lags_behind_its_relay_is_followed_when_it_has_moved_on() -> None:
+def test_peer_whose_vclock_lags_its_relay_is_followed_once_it_has_caught_up() -> None:
     standing = Standing("peer", members=Cluster({2: PEER}), may_regain=lambda uuid: False)
     with pytest.raises(VClockLags):
         standing.subscribed(PEER, 2, VClock({1: 10, 2: 4}), OURS)
     standing.subscribed(PEER, 2, VClock({1: 10, 2: 9}), OURS)
 
 
-def test_expelled_instances_are_told_what_to_do() -> None:
+def test_error_for_an_expelled_instance_has_advice() -> None:
     assert expelled(3).code == 128
     assert unregistered(PEER, OTHER, was_member=True).code == 62
     for error in (expelled(3), unregistered(PEER, OTHER, was_member=True), not_anonymous(PEER)):
@@ -164,5 +164,5 @@ def test_expelled_instances_are_told_what_to_do() -> None:
     assert "flowstone rebootstrap" in expelled(3).message, "clients get no hints"
 
 
-def test_instance_that_may_be_an_anonymous_replica_is_told_the_option() -> None:
+def test_error_for_a_possible_anonymous_replica_names_the_option() -> None:
     assert "start it with replication_anon" in str(unregistered(PEER, OTHER, was_member=False).hint)

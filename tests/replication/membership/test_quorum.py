@@ -20,16 +20,16 @@ def refusal(value: int | str) -> str:
     return caught.value.message.removeprefix("Incorrect value for option 'replication_synchro_quorum': ")
 
 
-def test_the_default_is_a_majority() -> None:
+def test_default_quorum_is_a_majority() -> None:
     assert [Quorum(DEFAULT).of(members) for members in EVERY_N] == [members // 2 + 1 for members in EVERY_N]
 
 
-def test_before_anybody_is_registered_there_is_one() -> None:
+def test_empty_set_counts_as_one_member() -> None:
     assert Quorum("N").of(0) == 1
 
 
 @pytest.mark.parametrize("value", [2, "2", " 2 ", "0x2", "2.9"])
-def test_a_number_is_the_same_for_every_size(value: int | str) -> None:
+def test_numeric_quorum_is_independent_of_the_size(value: int | str) -> None:
     assert {Quorum(value).of(members) for members in (0, 1, 31)} == {2}
 
 
@@ -66,11 +66,11 @@ def test_a_number_is_the_same_for_every_size(value: int | str) -> None:
         ("N) + (1 - N) + (1", 2),  # real servers put it between parentheses, too
     ],
 )
-def test_formulas_of_lua(formula: str, of_four: int) -> None:
+def test_lua_formulas_are_evaluated(formula: str, of_four: int) -> None:
     assert Quorum(formula).of(4) == of_four
 
 
-def test_words_of_refusal_are_those_of_real_servers() -> None:
+def test_error_messages_equal_those_of_real_servers() -> None:
     number = "the value must be greater than zero and less than maximal number of replicas"
     assert {refusal(value) for value in (0, -1, 32, 4294967297, "0")} == {number}
     bounds = "the formula is evaluated to the quorum {} for replica number {}, which is out of range [1;31]"
@@ -100,7 +100,7 @@ def test_words_of_refusal_are_those_of_real_servers() -> None:
         ("-" * 10_000 + "N", "chunk has too many characters"),
     ],
 )
-def test_what_lua_would_not_load_is_refused_with_the_place(formula: str, reason: str) -> None:
+def test_syntax_error_is_reported_with_its_position(formula: str, reason: str) -> None:
     assert f"Failed to load {formula[:80]}:{reason}" in refusal(formula)
 
 
@@ -118,7 +118,7 @@ def test_what_lua_would_not_load_is_refused_with_the_place(formula: str, reason:
         ("math.random(3)", "math.random is not available"),
     ],
 )
-def test_what_lua_would_stop_in_is_refused(formula: str, reason: str) -> None:
+def test_run_time_error_is_rejected(formula: str, reason: str) -> None:
     assert reason in refusal(formula)
 
 
@@ -127,7 +127,7 @@ def test_invalid_quorum_numbers_are_out_of_range(formula: str) -> None:
     assert "out of range [1;31]" in refusal(formula)
 
 
-def test_chance_is_an_argument() -> None:
+def test_random_source_is_an_argument() -> None:
     assert Quorum("math.random(2, 5)", random=lambda: 0.99).of(3) == 5
     assert Quorum("math.random(4)", random=lambda: 0.0).of(3) == 1
     assert Quorum("math.random() + 1", random=lambda: 0.5).of(3) == 1
@@ -149,8 +149,8 @@ EXPRESSIONS = st.recursive(
 
 
 @given(EXPRESSIONS)
-def test_arithmetic_is_that_of_python(expression: str) -> None:
-    """If Python can compute it: division by zero is a number in Lua."""
+def test_arithmetic_agrees_with_python(expression: str) -> None:
+    """Compare only results that Python can compute: division by zero is a number in Lua."""
     names = {"math": math, "floor": math.floor, "ceil": math.ceil}
     text = expression.replace("math.abs", "math.fabs")
     try:

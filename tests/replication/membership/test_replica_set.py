@@ -28,20 +28,20 @@ def with_upstreams(count: int, quorum: int) -> MemberSet:
     return found
 
 
-def test_members_are_known_by_id_and_by_uuid_and_those_that_leave_are_named() -> None:
+def test_members_are_found_by_id_and_uuid_and_leaving_ones_are_returned() -> None:
     found = MemberSet()
     assert found.set_members([(2, B), (1, A)]) == {}
     assert (found.members, found.ids) == ({1: A, 2: B}, {A: 1, B: 2})
     assert found.set_members([(1, A), (3, C)]) == {B: 2}
 
 
-def test_a_vclock_has_room_for_31_upstreams() -> None:
+def test_at_most_31_upstreams_are_allowed() -> None:
     with_upstreams(UPSTREAMS_MAX, 0)
     with pytest.raises(errors.Cfg, match="too many replicas"):
         with_upstreams(UPSTREAMS_MAX + 1, 0)
 
 
-def test_an_upstream_has_a_uuid_once_it_has_answered() -> None:
+def test_upstream_has_a_uuid_after_its_first_answer() -> None:
     found = with_upstreams(2, 2)
     first = found.upstreams[0]
     found.follow(first, ApplierState.CONNECT, None)
@@ -68,14 +68,14 @@ def test_an_instance_may_move_to_another_address() -> None:
 
 
 @pytest.mark.parametrize("state", [ApplierState.AUTH, ApplierState.READY, ApplierState.SYNC])
-def test_states_between_change_nothing_for_the_quorum(state: ApplierState) -> None:
+def test_intermediate_states_do_not_change_the_quorum(state: ApplierState) -> None:
     found = with_upstreams(1, 1)
     found.follow(found.upstreams[0], ApplierState.CONNECTED, A)
     found.follow(found.upstreams[0], state, A)
     assert found.upstreams[0].progress is SyncProgress.CONNECTED
 
 
-def test_enough_upstreams_must_follow_before_the_instance_is_no_orphan() -> None:
+def test_instance_is_an_orphan_until_enough_upstreams_are_synced() -> None:
     found = with_upstreams(3, 2)
     for upstream, uuid in zip(found.upstreams, (A, B, C), strict=True):
         found.follow(upstream, ApplierState.CONNECTED, uuid)
@@ -88,7 +88,7 @@ def test_enough_upstreams_must_follow_before_the_instance_is_no_orphan() -> None
     assert found.is_synced
 
 
-def test_catch_up_is_complete_with_ourselves_and_with_followed_peers() -> None:
+def test_catch_up_counts_the_instance_itself_and_followed_peers() -> None:
     found = with_upstreams(3, 3)
     found.follow(found.upstreams[0], ApplierState.OFF, A, own_uuid=A)
     found.follow(found.upstreams[1], ApplierState.CONNECTED, B, own_uuid=A)
@@ -102,7 +102,9 @@ def test_catch_up_is_complete_with_ourselves_and_with_followed_peers() -> None:
 
 @pytest.mark.parametrize("state", [ApplierState.LOADING, ApplierState.STOPPED, ApplierState.FOLLOW])
 @pytest.mark.parametrize("quorum", [1, 2])
-def test_stranger_counts_neither_for_the_quorum_nor_as_synced(state: ApplierState, quorum: int) -> None:
+def test_peer_that_is_not_a_member_counts_neither_for_the_quorum_nor_as_synced(
+    state: ApplierState, quorum: int
+) -> None:
     found = with_upstreams(2, quorum)
     member, stranger = found.upstreams
     found.follow(member, ApplierState.CONNECTED, A)
@@ -124,7 +126,7 @@ def test_upstream_that_is_not_awaited_may_take_the_place_of_another() -> None:
     assert found.is_synced
 
 
-def test_waiting_is_vain_where_too_few_can_be_reached() -> None:
+def test_wait_ends_if_too_few_upstreams_are_reachable() -> None:
     found = with_upstreams(2, 2)
     found.follow(found.upstreams[0], ApplierState.FOLLOW, A)
     assert not found.may_sync
@@ -134,11 +136,11 @@ def test_waiting_is_vain_where_too_few_can_be_reached() -> None:
     assert not found.may_sync
 
 
-def test_a_quorum_of_nobody_is_there_at_once() -> None:
+def test_quorum_of_zero_is_reached_immediately() -> None:
     assert with_upstreams(2, 0).is_synced
 
 
-def test_the_quorum_of_a_start() -> None:
+def test_quorum_of_connections_at_startup() -> None:
     assert (connect_quorum(3, None), connect_quorum(3, 2), connect_quorum(3, 9)) == (3, 2, 3)
     assert (connect_quorum_of_birth(3, False), connect_quorum_of_birth(4, False)) == (2, 3)
     assert connect_quorum_of_birth(3, True) == 1

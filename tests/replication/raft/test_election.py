@@ -23,23 +23,23 @@ from flowstone.replication.vclock import VClock
         (2, RaftState(term=5, state=2, vote=3, vclock=VClock())),
     ],
 )
-def test_what_nobody_may_tell_instance_1(source_id: int, told: RaftState) -> None:
+def test_invalid_raft_rows_are_rejected(source_id: int, told: RaftState) -> None:
     with pytest.raises(RaftError):
         check(1, source_id, told)
 
 
-def test_a_candidate_tells_its_vote_and_vclock() -> None:
+def test_candidate_broadcasts_its_vote_and_vclock() -> None:
     check(1, 2, RaftState(term=5, state=2, vote=2, vclock=VClock()))
     check(1, 31, RaftState(term=5, state=3, vote=31))
 
 
-def test_ready_is_falsy_where_nothing_is_to_be_done() -> None:
+def test_ready_is_falsy_without_actions() -> None:
     assert not Ready()
     assert Ready(fence=True)
     assert Ready(notes=("resigns",))
 
 
-def test_votes_count_by_first_word_and_quorum() -> None:
+def test_first_vote_of_a_member_counts_towards_the_quorum() -> None:
     votes = Votes()
     assert votes.add(1, 1)
     assert not votes.add(1, 2)
@@ -54,7 +54,7 @@ def test_votes_count_by_first_word_and_quorum() -> None:
     assert votes.count(2) == 2
 
 
-def test_the_quorum_of_elections_is_never_more_than_there_are() -> None:
+def test_election_quorum_is_at_most_the_number_of_members() -> None:
     peers = ElectionPeers(1)
     assert (peers.quorum, peers.member_count, peers.healthy_count) == (1, 1, 1)
     peers.replace(3, [])

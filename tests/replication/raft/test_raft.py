@@ -83,7 +83,7 @@ def leads(leader_id: int, term: int) -> RaftState:
     return RaftState(term=term, vote=leader_id, state=3, leader_id=leader_id)
 
 
-def test_a_message_that_nobody_may_send_changes_nothing() -> None:
+def test_invalid_message_changes_nothing() -> None:
     raft = machine()
     settle(raft)
     with pytest.raises(RaftError):
@@ -91,7 +91,7 @@ def test_a_message_that_nobody_may_send_changes_nothing() -> None:
     assert not raft.ready()
 
 
-def test_nothing_is_shown_while_it_is_written() -> None:
+def test_state_is_not_broadcast_while_it_is_being_written() -> None:
     raft = machine(Config(mode=ElectionMode.VOTER))
     settle(raft)
     raft.message(2, leads(2, 7), 1.0)
@@ -104,7 +104,7 @@ def test_nothing_is_shown_while_it_is_written() -> None:
     assert raft.ready().broadcast == RaftState(term=7, state=1, leader_id=2, is_leader_seen=True)
 
 
-def test_only_what_was_asked_to_be_written_is_written() -> None:
+def test_only_the_requested_state_counts_as_written() -> None:
     raft = machine()
     settle(raft)
     with pytest.raises(LocalProtocolError, match="unexpected write completion: term 2, vote 1"):
@@ -115,7 +115,7 @@ def test_only_what_was_asked_to_be_written_is_written() -> None:
         raft.written(2, 2, 4.0)
 
 
-def test_a_newer_term_heard_during_a_write_is_written_after_it() -> None:
+def test_newer_term_received_during_a_write_is_written_next() -> None:
     raft = machine(Config(mode=ElectionMode.VOTER))
     settle(raft)
     raft.message(2, asks(2, 2), 1.0)
@@ -141,7 +141,7 @@ def test_rows_that_reached_the_log_before_the_term_revoke_the_vote() -> None:
     assert raft.ready().write == RaftState(term=2, vote=1)
 
 
-def test_own_rows_do_not_revoke_the_vote_for_oneself() -> None:
+def test_own_rows_do_not_revoke_a_vote_for_ourselves() -> None:
     vclocks = [HERE]
     raft = machine(vclock=lambda: vclocks[-1])
     settle(raft)
@@ -162,14 +162,16 @@ def test_own_rows_do_not_revoke_the_vote_for_oneself() -> None:
         ({}, False),
     ],
 )
-def test_a_vote_goes_to_who_has_at_least_our_rows_local_ones_aside(theirs: dict[int, int], is_granted: bool) -> None:
+def test_vote_goes_only_to_a_candidate_with_all_our_rows_except_local_ones(
+    theirs: dict[int, int], is_granted: bool
+) -> None:
     raft = machine(Config(mode=ElectionMode.VOTER), vclock=lambda: VClock({0: 100, 1: 10}))
     raft.message(2, asks(2, 2, VClock(theirs)), 1.0)
     settle(raft)
     assert raft.persisted == RaftState(term=2, vote=2 if is_granted else 0)
 
 
-def test_a_vote_is_given_once_and_not_while_a_leader_is_known() -> None:
+def test_vote_is_cast_once_per_term_and_not_while_a_leader_is_known() -> None:
     raft = machine(Config(mode=ElectionMode.VOTER))
     raft.message(2, asks(2, 2), 1.0)
     raft.message(3, asks(3, 2), 1.0)
@@ -181,7 +183,7 @@ def test_a_vote_is_given_once_and_not_while_a_leader_is_known() -> None:
     assert raft.persisted == RaftState(term=3)
 
 
-def test_an_old_vote_does_not_count_in_the_term_that_its_report_begins() -> None:
+def test_vote_from_an_older_term_does_not_count_in_the_new_term() -> None:
     """2 voted for us in term 2, which 3 won. We run because no member sees 3 any more; 2 has not voted in that term."""
     raft = machine(members=5)
     settle(raft)
@@ -213,7 +215,7 @@ def test_a_second_leader_in_a_term_is_only_logged() -> None:
     assert (other.state, other.leader) == (ElectionState.LEADER, 1)
 
 
-def test_heartbeats_of_the_leader_alone_put_its_death_off() -> None:
+def test_only_heartbeats_of_the_leader_reset_its_timeout() -> None:
     raft = machine()
     raft.message(2, leads(2, 2), 1.0)
     settle(raft, 1.0)
@@ -227,8 +229,8 @@ def test_heartbeats_of_the_leader_alone_put_its_death_off() -> None:
     assert raft.info(5.9).leader_idle == pytest.approx(3.9)
 
 
-def test_a_report_that_was_lost_with_its_connection_does_not_silence_candidates() -> None:
-    """Whichever direction was lost first."""
+def test_report_of_a_leader_lost_with_its_connection_does_not_block_candidates() -> None:
+    """Either direction of the connection may be lost first."""
     for first in ({"upstream": False, "downstream": True}, {"upstream": True, "downstream": False}):
         raft = machine(members=3)
         raft.message(2, leads(2, 2), 1.0)
@@ -241,7 +243,7 @@ def test_a_report_that_was_lost_with_its_connection_does_not_silence_candidates(
         assert raft.state is ElectionState.CANDIDATE
 
 
-def test_a_member_that_is_removed_takes_its_report_with_it() -> None:
+def test_report_of_a_removed_member_is_dropped() -> None:
     raft = machine(members=3)
     raft.message(2, leads(2, 2), 1.0)
     raft.message(3, RaftState(term=2, vote=2, state=1, leader_id=2, is_leader_seen=True), 1.0)
@@ -254,7 +256,7 @@ def test_a_member_that_is_removed_takes_its_report_with_it() -> None:
     assert (raft.term, raft.state) == (3, ElectionState.CANDIDATE)
 
 
-def test_a_quorum_that_shrinks_can_decide_an_election() -> None:
+def test_smaller_quorum_can_decide_a_running_election() -> None:
     raft = machine(members=5)
     settle(raft)
     raft.tick(4.0)
@@ -278,7 +280,7 @@ def test_vote_of_an_expelled_member_does_not_decide_an_election() -> None:
     assert raft.leader == 1
 
 
-def test_a_leadership_that_ended_before_anybody_looked_asks_for_no_promote() -> None:
+def test_leadership_that_ended_at_once_requests_no_promote() -> None:
     raft = machine(members=1)
     settle(raft)
     raft.tick(4.0)
@@ -290,7 +292,7 @@ def test_a_leadership_that_ended_before_anybody_looked_asks_for_no_promote() -> 
 
 
 @pytest.mark.parametrize("random", [0.0, 0.5, 1.0])
-def test_the_election_timeout_is_longer_by_up_to_a_tenth(random: float) -> None:
+def test_election_timeout_is_randomized_by_up_to_a_tenth(random: float) -> None:
     raft = machine(random=lambda: random)
     settle(raft)
     raft.tick(4.0)
@@ -311,7 +313,7 @@ def test_a_split_vote_shortens_the_wait_once() -> None:
     assert raft.deadline == pytest.approx(4.2)
 
 
-def test_new_timeouts_move_the_deadline_that_runs() -> None:
+def test_changed_timeouts_move_the_running_deadline() -> None:
     raft = machine()
     settle(raft)
     raft.configure(replace(CANDIDATE, death_timeout=10.0), 1.0)
@@ -325,7 +327,7 @@ def test_new_timeouts_move_the_deadline_that_runs() -> None:
     assert raft.deadline == 3.0
 
 
-def test_manual_keeps_a_leader_that_was_a_candidate() -> None:
+def test_leader_stays_when_its_mode_changes_from_candidate_to_manual() -> None:
     raft = leader()
     raft.configure(Config(mode=ElectionMode.MANUAL), 5.0)
     assert raft.state is ElectionState.LEADER
@@ -337,7 +339,7 @@ def test_manual_keeps_a_leader_that_was_a_candidate() -> None:
 
 
 @pytest.mark.parametrize("fencing", Fencing)
-def test_fencing(fencing: Fencing) -> None:
+def test_leader_without_a_quorum_is_fenced(fencing: Fencing) -> None:
     raft = leader(config=Config(mode=ElectionMode.CANDIDATE, fencing=fencing))
     assert raft.disconnect_timeout == (2.0 if fencing is Fencing.STRICT else 4.0)
     raft.connection(2, upstream=True, downstream=False, now=5.0)
@@ -349,7 +351,7 @@ def test_fencing(fencing: Fencing) -> None:
 
 
 @pytest.mark.parametrize("quorum", [2, 3, 31])
-def test_who_began_alone_leads_on_until_those_who_join_are_connected(quorum: int) -> None:
+def test_leader_of_one_is_not_fenced_until_joining_members_are_connected(quorum: int) -> None:
     raft = leader(members=1)
     raft.set_quorum(quorum, (1,), 5.0)
     for count in (2, 3):
@@ -361,7 +363,7 @@ def test_who_began_alone_leads_on_until_those_who_join_are_connected(quorum: int
     assert raft.state is ElectionState.FOLLOWER
 
 
-def test_fencing_that_is_switched_on_looks_at_once() -> None:
+def test_enabling_fencing_checks_the_quorum_at_once() -> None:
     raft = leader(config=Config(mode=ElectionMode.CANDIDATE, fencing=Fencing.OFF))
     for peer_id in (2, 3):
         raft.connection(peer_id, upstream=False, downstream=False, now=5.0)
@@ -379,7 +381,7 @@ def test_an_anonymous_instance_follows_terms_until_it_has_an_id() -> None:
         raft.register(3)
 
 
-def test_promotions_fail_in_the_words_of_real_servers() -> None:
+def test_promotion_errors_equal_those_of_real_servers() -> None:
     with pytest.raises(errors.Unsupported):
         machine(Config(mode=ElectionMode.VOTER)).promote(1.0)
     raft = machine(Config(mode=ElectionMode.MANUAL))

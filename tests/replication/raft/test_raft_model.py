@@ -152,7 +152,7 @@ class World:
         self._cuts.clear()
         self.connect()
 
-    # --- chaos ---
+    # --- faults ---
 
     def start(self, member: Member) -> None:
         member.start(self.now, self.majority, self.ids)
@@ -245,7 +245,7 @@ def play(seed: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 5])
-def test_no_schedule_gives_a_term_two_leaders_or_leaves_the_last_without_one(size: int) -> None:
+def test_random_schedules_have_one_leader_per_term_and_end_with_a_leader(size: int) -> None:
     for seed in range(SCHEDULES // 2):
         try:
             play(seed, size)

@@ -74,7 +74,7 @@ class Player:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_in_the_place_of_the_first_we_say_what_it_said(version: str) -> None:
+def test_machine_broadcasts_the_states_of_the_first_instance(version: str) -> None:
     heard = {term: list(states) for term, states in groupby(told_by(version, 2), key=lambda state: state.term)}
     player = Player(1, ElectionMode.CANDIDATE)
     player.hear(2, heard[1])
@@ -96,7 +96,7 @@ def test_in_the_place_of_the_first_we_say_what_it_said(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_in_the_place_of_the_second_we_say_what_it_said(version: str) -> None:
+def test_machine_broadcasts_the_states_of_the_second_instance(version: str) -> None:
     player = Player(2, ElectionMode.CANDIDATE)
     for state in told_by(version, 1):
         if state.term == 2 and player.raft.leader and state.state == ElectionState.FOLLOWER:

@@ -114,7 +114,7 @@ REFUSED: list[tuple[RequestOfReplica, RelayFacts, type[errors.TarantoolError], s
 
 
 @pytest.mark.parametrize(("request_", "known", "kind", "text"), REFUSED)
-def test_the_first_check_that_fails_is_the_answer(
+def test_first_failed_check_is_reported(
     request_: RequestOfReplica, known: RelayFacts, kind: type[errors.TarantoolError], text: str
 ) -> None:
     error = refusal(request_, known)
@@ -126,9 +126,7 @@ def test_the_first_check_that_fails_is_the_answer(
 @pytest.mark.parametrize(
     "request_", [JOIN, FETCH, REGISTER, SUBSCRIBE, ANONYMOUS, dataclasses.replace(SUBSCRIBE, replicaset_uuid=OTHER)]
 )
-def test_user_without_rights_learns_nothing_else_about_the_replica_set(
-    request_: RequestOfReplica, is_2_6: bool
-) -> None:
+def test_user_without_privileges_learns_nothing_about_the_replica_set(request_: RequestOfReplica, is_2_6: bool) -> None:
     for changes in (
         {},
         {"replica_id": 2},
@@ -141,7 +139,7 @@ def test_user_without_rights_learns_nothing_else_about_the_replica_set(
 SERVED: list[tuple[RequestOfReplica, RelayFacts]] = [
     (JOIN, facts()),
     (JOIN, facts(replica_id=2, read_only=READ_ONLY, no_write=NO_WRITE)),
-    (Join(NIL_UUID), facts()),  # 2.6 finds out at the registration
+    (Join(NIL_UUID), facts()),  # 2.6 checks that at the registration
     (FETCH, facts(read_only=READ_ONLY, no_write=NO_WRITE)),
     (FetchSnapshot(is_checkpoint_join=True), facts()),
     (REGISTER, new()),
@@ -153,11 +151,11 @@ SERVED: list[tuple[RequestOfReplica, RelayFacts]] = [
 
 
 @pytest.mark.parametrize(("request_", "known"), SERVED)
-def test_whoever_passes_all_checks_is_served(request_: RequestOfReplica, known: RelayFacts) -> None:
+def test_replica_that_passes_all_checks_is_served(request_: RequestOfReplica, known: RelayFacts) -> None:
     assert refusal(request_, known) is None
 
 
-def test_a_gap_is_an_error_of_its_own_class_with_the_code_of_the_age() -> None:
+def test_gap_has_an_error_class_and_the_code_of_the_dialect() -> None:
     have, need = VClock({1: 5}), VClock({1: 100, 2: 1})
     for is_2_6, code in ((True, 32), (False, 219)):
         error = xlog_gap(have, need, is_2_6=is_2_6)
@@ -167,7 +165,7 @@ def test_a_gap_is_an_error_of_its_own_class_with_the_code_of_the_age() -> None:
         assert error.stack.errors[0].type == "XlogGapError"
 
 
-def test_a_relay_is_never_followed_twice() -> None:
+def test_relay_enters_follow_only_once() -> None:
     assert RelayState.FOLLOW not in TRANSITIONS[RelayState.FOLLOW]
     assert set(TRANSITIONS) == set(RelayState)
 
@@ -186,7 +184,7 @@ def kept(rows: RowFilter, *pairs: tuple[int, int]) -> list[tuple[int, int]]:
     return [pair for pair, is_kept in zip(pairs, mask.tolist(), strict=True) if is_kept]
 
 
-def test_a_replica_gets_what_it_does_not_know() -> None:
+def test_replica_gets_the_rows_it_lacks() -> None:
     rows = RowFilter(VClock({1: 5, 2: 1}))
     assert kept(rows, (1, 5), (1, 6), (2, 1), (2, 2), (3, 1)) == [(1, 6), (2, 2), (3, 1)]
     rows.follow(VClock({0: 7, 1: 6, 3: 1}))
@@ -194,17 +192,17 @@ def test_a_replica_gets_what_it_does_not_know() -> None:
     assert kept(rows, (1, 6), (1, 7), (3, 1)) == [(1, 7)]
 
 
-def test_local_rows_and_unwanted_originators_are_left_out() -> None:
+def test_local_rows_and_excluded_originators_are_omitted() -> None:
     rows = RowFilter(VClock(), left_out=(0, 2))
     assert kept(rows, (0, 1), (1, 1), (2, 1), (3, 1)) == [(1, 1), (3, 1)]
 
 
-def test_a_replica_gets_back_the_rows_of_its_own_that_it_has_lost() -> None:
+def test_replica_gets_back_its_own_lost_rows() -> None:
     rows = RowFilter(VClock({2: 3}), own_id=2, own_lsn_max=5)
     assert kept(rows, (2, 3), (2, 4), (2, 5), (2, 6)) == [(2, 4), (2, 5)]
 
 
-def test_a_filter_says_when_all_rows_of_a_stretch_are_taken() -> None:
+def test_filter_detects_chunks_that_are_sent_completely() -> None:
     rows = RowFilter(VClock({1: 5, 3: 100}), left_out=(2,), own_id=4, own_lsn_max=7)
     assert rows.takes_all(VClock({1: 5}), VClock({1: 9}))
     assert rows.takes_all(VClock({0: 1, 1: 6}), VClock({0: 9, 1: 9})), "local rows are in no packet"
@@ -216,7 +214,7 @@ def test_a_filter_says_when_all_rows_of_a_stretch_are_taken() -> None:
     assert not rows.takes_all(VClock({4: 5}), VClock({4: 8})), "row 8 came from the replica itself"
 
 
-def test_a_stretch_of_the_log_of_which_a_replica_gets_nothing_is_known_without_a_look_at_its_rows() -> None:
+def test_filter_detects_chunks_without_rows_for_the_replica() -> None:
     rows = RowFilter(VClock({1: 5, 3: 100}), left_out=(2,), own_id=4, own_lsn_max=7)
     assert rows.takes_nothing(VClock({0: 1, 1: 3}), VClock({0: 9, 1: 5})), "local and known rows"
     assert rows.takes_nothing(VClock({2: 5}), VClock({2: 9})), "originator 2 is excluded"
@@ -228,7 +226,7 @@ def test_a_stretch_of_the_log_of_which_a_replica_gets_nothing_is_known_without_a
 # --- heartbeats ---
 
 
-def test_a_master_of_2_6_sends_a_heartbeat_when_it_has_sent_nothing() -> None:
+def test_2_6_master_sends_heartbeats_only_when_idle() -> None:
     pulse = Pulse(100.0, is_2_6=True)
     assert pulse.heartbeat_due(1.0) == 101.0
     pulse.sent(100.7)
@@ -245,7 +243,7 @@ def test_newer_master_always_sends_heartbeats() -> None:
     assert pulse.heartbeat(102.0)
 
 
-def test_a_replica_is_lost_when_it_has_said_nothing_for_too_long() -> None:
+def test_silent_replica_times_out() -> None:
     pulse = Pulse(100.0, is_2_6=True)
     pulse.sent(103.0)
     assert pulse.lost_at(4.0) == 104.0
@@ -256,7 +254,7 @@ def test_a_replica_is_lost_when_it_has_said_nothing_for_too_long() -> None:
 # --- ACKs ---
 
 
-def test_acks_never_go_back() -> None:
+def test_acks_never_decrease() -> None:
     acked = Acked(VClock({0: 9, 1: 5}))
     assert acked.vclock == VClock({1: 5})
     assert acked.take(Ack(VClock({1: 7, 2: 1})), 10.0)
@@ -265,7 +263,7 @@ def test_acks_never_go_back() -> None:
     assert acked.vclock == VClock({1: 7, 2: 2})
 
 
-def test_the_lag_is_measured_by_our_own_stamp_of_a_transaction_that_is_new() -> None:
+def test_lag_is_measured_by_our_timestamp_of_a_new_transaction() -> None:
     acked = Acked(VClock())
     acked.take(Ack(VClock({1: 1}), timestamp=9.5), 10.0)
     assert acked.lag == 0.5
@@ -275,21 +273,21 @@ def test_the_lag_is_measured_by_our_own_stamp_of_a_transaction_that_is_new() -> 
     assert acked.lag == 0.5
 
 
-def test_the_first_ack_is_news_though_it_says_what_the_subscription_said() -> None:
+def test_first_ack_is_reported_even_if_it_equals_the_subscription() -> None:
     acked = Acked(VClock({1: 5}))
     assert acked.take(Ack(VClock({1: 5})), 10.0)
     assert not acked.take(Ack(VClock({1: 5})), 10.0)
     assert acked.vclock == VClock({1: 5})
 
 
-def test_the_highest_term_and_the_last_heartbeat_seen_are_kept() -> None:
+def test_highest_term_and_last_heartbeat_are_kept() -> None:
     acked = Acked(VClock({1: 1}))
     acked.take(Ack(VClock({1: 1}), term=3, vclock_sync=8), 1.0)
     acked.take(Ack(VClock({1: 1}), term=2, vclock_sync=7), 1.0)
     assert (acked.term, acked.vclock_sync) == (3, 8)
 
 
-def test_rows_that_a_replica_gets_are_counted_without_its_own_and_local_ones() -> None:
+def test_rows_for_a_replica_are_counted_without_excluded_ones() -> None:
     rows = RowFilter(VClock({1: 10, 2: 3}), left_out=(4,), own_id=3, own_lsn_max=2)
     assert rows.count(VClock({0: 99, 1: 15, 2: 3, 3: 8, 4: 100, 5: 1})) == 5 + 0 + 2 + 0 + 1
     assert rows.count(VClock({1: 9})) == 0

@@ -1,4 +1,5 @@
-"""Linearizability of registers: does an order exist in which each operation takes effect at one moment of its time?
+"""Linearizability of registers: is there an order in which each operation takes effect between its invocation and its
+return?
 
 Operations are `write` (of `value`), `read` (`result`) and `cas` (`value` is the expected and the new value). None is
 the value of a register that was never written. Every value is written once, so a read identifies its writer. The search

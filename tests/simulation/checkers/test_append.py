@@ -52,7 +52,7 @@ def tell(story: Story) -> History:
         pytest.param([(1, 2, "append", 1, FAILED), (3, 4, "append", 2, (2,))], id="failed, not there"),
     ],
 )
-def test_lists_pass(story: Story) -> None:
+def test_correct_lists_have_no_violations(story: Story) -> None:
     assert append.check(tell(story)) == []
 
 
@@ -106,7 +106,7 @@ def test_lists_pass(story: Story) -> None:
         ),
     ],
 )
-def test_what_is_no_list_is_found(story: Story, words: str) -> None:
+def test_incorrect_lists_are_found(story: Story, words: str) -> None:
     problems = append.check(tell(story))
     assert any(words in problem for problem in problems), problems
     assert all(problem.startswith("append 0: ") for problem in problems)
@@ -135,13 +135,13 @@ def real_history(rng: Random, count: int, *, keys: int = 3) -> History:
     return history
 
 
-def test_true_lists_pass() -> None:
+def test_generated_lists_have_no_violations() -> None:
     rng = Random(1)
     for _ in range(100):
         assert append.check(real_history(rng, 200)) == []
 
 
-def test_what_one_read_lacks_is_found_in_any_true_history() -> None:
+def test_value_missing_from_one_read_is_found() -> None:
     rng, found = Random(2), 0
     for _ in range(100):
         history = real_history(rng, 100)

@@ -48,17 +48,17 @@ def move(mark: int, source: int, target: int, amount: int, *found: tuple[int, in
     return Transfer(mark, source, target, amount, dict(zip((source, target), states, strict=True)))
 
 
-def test_transfers_and_reads_one_by_one_pass() -> None:
+def test_sequential_transfers_and_reads_have_no_violations() -> None:
     story = Story().read(1, 2).transfer(3, 4, move(1, 1, 2, 4)).read(5, 6, a1=(6, 1), a2=(14, 1))
     story.transfer(7, 8, move(2, 2, 3, 5, (14, 1), (10, 0))).read(9, 10, a1=(6, 1), a2=(9, 2), a3=(15, 2))
     assert story.problems() == []
 
 
-def test_a_read_during_a_transfer_may_see_it_or_not() -> None:
+def test_read_during_a_transfer_may_return_either_state() -> None:
     assert Story().transfer(1, 6, move(1, 1, 2, 4)).read(2, 3).read(4, 5, a1=(6, 1), a2=(14, 1)).problems() == []
 
 
-def test_an_unknown_transfer_may_have_happened_late_or_never() -> None:
+def test_transfer_of_unknown_outcome_may_happen_late_or_never() -> None:
     assert Story().transfer(1, 2, move(1, 1, 2, 4), UNKNOWN).read(3, 4).problems() == []
     story = Story().transfer(1, 2, move(1, 1, 2, 4), UNKNOWN).read(3, 4)
     assert story.read(5, 6, a1=(6, 1), a2=(14, 1)).problems() == []
@@ -66,7 +66,7 @@ def test_an_unknown_transfer_may_have_happened_late_or_never() -> None:
     assert story.read(5, 6, a1=(6, 2), a2=(14, 2)).problems() == []
 
 
-def test_a_transfer_that_has_failed_may_have_seen_anything() -> None:
+def test_failed_transfer_may_have_read_any_state() -> None:
     assert Story().transfer(1, 2, move(1, 1, 2, 4, (3, 9), (4, 9)), FAILED).read(3, 4).problems() == []
 
 
@@ -124,13 +124,13 @@ def test_a_transfer_that_has_failed_may_have_seen_anything() -> None:
         ),
     ],
 )
-def test_what_is_no_bank_is_found(story: Story, words: str) -> None:
+def test_incorrect_transfers_are_found(story: Story, words: str) -> None:
     problems = story.problems()
     assert any(words in problem for problem in problems), problems
     assert all(problem.startswith("bank: ") for problem in problems)
 
 
-def test_missing_accounts_are_found() -> None:
+def test_missing_account_is_found() -> None:
     story = Story().read(1, 2)
     del story.history.operations[-1].result[3]
     assert "the accounts are [1, 2]" in story.problems()[0]
@@ -164,13 +164,13 @@ def real_history(rng: Random, count: int) -> History:
     return history
 
 
-def test_true_banks_pass() -> None:
+def test_generated_banks_have_no_violations() -> None:
     rng = Random(1)
     for _ in range(30):
         assert bank.check(real_history(rng, 150)) == []
 
 
-def test_a_read_that_is_older_than_it_may_be_is_found_in_true_histories() -> None:
+def test_stale_read_is_found() -> None:
     rng, found = Random(2), 0
     for _ in range(30):
         history = real_history(rng, 100)

@@ -62,7 +62,7 @@ OK, FAILED, UNKNOWN = Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN
         ),
     ],
 )
-def test_registers_pass(story: list[tuple[int, int, str, Any, Any]]) -> None:
+def test_correct_registers_have_no_violations(story: list[tuple[int, int, str, Any, Any]]) -> None:
     assert register.check(tell(*story)) == []
 
 
@@ -119,13 +119,13 @@ def test_registers_pass(story: list[tuple[int, int, str, Any, Any]]) -> None:
         ),
     ],
 )
-def test_what_is_no_register_is_found(story: list[tuple[int, int, str, Any, Any]], words: str) -> None:
+def test_incorrect_registers_are_found(story: list[tuple[int, int, str, Any, Any]], words: str) -> None:
     (problem,) = register.check(tell(*story))
     assert words in problem
     assert problem.startswith("register 0: ")
 
 
-def test_keys_are_registers_of_their_own() -> None:
+def test_each_key_is_a_register_of_its_own() -> None:
     history = History()
     history.ok(history.invoke("1", "register", "write", 1, 5))
     history.ok(history.invoke("1", "register", "read", 2), None)
@@ -189,7 +189,7 @@ def any_history(rng: Random, count: int) -> History:
     return history
 
 
-def test_it_agrees_with_trying_all_orders() -> None:
+def test_search_agrees_with_brute_force() -> None:
     rng, found = Random(1), {True: 0, False: 0}
     for _ in range(3000):
         history = any_history(rng, rng.randrange(1, 6))
@@ -226,7 +226,7 @@ def real_history(rng: Random, count: int, *, keys: int = 1, processes: int = 6) 
 
 
 @pytest.mark.parametrize("processes", [6, 30])
-def test_true_registers_pass_and_are_checked_quickly(processes: int) -> None:
+def test_generated_registers_have_no_violations_and_are_checked_quickly(processes: int) -> None:
     rng, seconds = Random(2), []
     for _ in range(20):
         history = real_history(rng, 300, processes=processes)
@@ -236,7 +236,7 @@ def test_true_registers_pass_and_are_checked_quickly(processes: int) -> None:
     assert sorted(seconds)[10] < 0.05
 
 
-def test_one_stale_read_among_much_at_once_is_found() -> None:
+def test_stale_read_among_many_concurrent_operations_is_found() -> None:
     rng = Random(4)
     for _ in range(20):
         history = real_history(rng, 300, processes=30)
@@ -247,6 +247,6 @@ def test_one_stale_read_among_much_at_once_is_found() -> None:
         assert "no order explains this" in problem
 
 
-def test_a_search_that_leads_nowhere_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_gives_up_with_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register, "STATES_MAX", 3)
     assert "in 3 tries" in register.check(real_history(Random(3), 100))[0]

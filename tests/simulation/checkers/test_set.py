@@ -66,7 +66,7 @@ def tell(story: Story) -> History:
         ),
     ],
 )
-def test_sets_pass(story: Story) -> None:
+def test_correct_sets_have_no_violations(story: Story) -> None:
     assert set.check(tell(story)) == []
 
 
@@ -125,13 +125,13 @@ def test_sets_pass(story: Story) -> None:
         ),
     ],
 )
-def test_what_is_no_set_is_found(story: Story, words: str) -> None:
+def test_incorrect_sets_are_found(story: Story, words: str) -> None:
     problems = set.check(tell(story))
     assert any(words in problem for problem in problems), problems
     assert all(problem.startswith("set: ") for problem in problems)
 
 
-def test_other_sets_are_checked_by_their_names() -> None:
+def test_sets_of_other_names_are_checked_separately() -> None:
     history = tell([(1, 2, "add", 1, OK), (3, 4, "read", None, ())])
     for operation in history.operations:
         operation.workload = "notes"

@@ -27,7 +27,7 @@ class Notes:
         self._has_masters = plan.has_masters
 
     async def prepare(self, client: Client, member: str) -> None:
-        """There are none at first."""
+        """Do nothing: there are no elements at first."""
 
     async def write(self, client: Client, member: str) -> None:
         number = client.new_value()
@@ -36,7 +36,7 @@ class Notes:
         await client.perform(target, self.name, "add", None, number, lambda member: member.replace(SPACE_ID, row))
 
     async def read(self, client: Client, member: str) -> None:
-        """Write instead: reads are not guaranteed before all faults are over."""
+        """Write instead: reads guarantee nothing before all faults are over."""
         target = client.writer()
         if target is not None:
             await self.write(client, target)

@@ -66,7 +66,7 @@ class Set:
             await self._ask_for(client, member, client.random.choice(self._asked))
 
     async def read_all(self, client: Client, member: str) -> bool:
-        """For 2.6 without other writers: once one element is answered for, nothing is pending any more."""
+        """For 2.6 without other writers: once a write of one element is answered, no transaction is pending."""
         if not self._has_streams and self._asked and not await self._ask_for(client, member, self._asked[0]):
             return False
 

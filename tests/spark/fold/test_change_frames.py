@@ -32,7 +32,7 @@ def opened(archive: WrittenArchive) -> ArchiveIndex:
     return ArchiveIndex.open(archive.disk, archive.directory)
 
 
-def test_changes_come_with_what_folding_needs(spark: SparkSession, archive: WrittenArchive) -> None:
+def test_changes_have_the_columns_that_folding_needs(spark: SparkSession, archive: WrittenArchive) -> None:
     index = opened(archive)
     frame = changes_frame(spark, index, VClock({1: 2}), index.settled)
     assert frame.columns == list(RAW_COLUMNS)
@@ -43,7 +43,7 @@ def test_changes_come_with_what_folding_needs(spark: SparkSession, archive: Writ
         (4, "insert", 512, True),
         (7, "update", 512, True),
         (8, "delete", 512, True),
-        (9, "insert", 513, False),  # it has no primary key
+        (9, "insert", 513, False),  # the space has no primary key
         (10, "truncate", 512, False),
     ]
     keys = {row["_lsn"]: row["_sort_key"] for row in rows}
@@ -52,7 +52,7 @@ def test_changes_come_with_what_folding_needs(spark: SparkSession, archive: Writ
     assert bytes(rows[0]["_tuple_msgpack"]) == b"\x92\x03\xa5three"
 
 
-def test_rows_of_other_spaces_are_left_out(spark: SparkSession, archive: WrittenArchive) -> None:
+def test_rows_of_other_spaces_are_omitted(spark: SparkSession, archive: WrittenArchive) -> None:
     index = opened(archive)
     frame = changes_frame(spark, index, VClock({1: 2}), index.settled, spaces=[512], columns=["_lsn"])
     assert sorted(row["_lsn"] for row in frame.collect()) == [3, 4, 7, 8, 10]
@@ -67,13 +67,13 @@ def test_rows_of_a_snapshot_are_inserts_at_its_position(spark: SparkSession, arc
     assert [(row["_operation"], row["_commit_version"]) for row in rows] == [("insert", 10)] * 2
 
 
-def test_bytes_may_travel_with_their_slices(spark: SparkSession, archive: WrittenArchive) -> None:
+def test_inline_bytes_are_sent_with_their_slices(spark: SparkSession, archive: WrittenArchive) -> None:
     index = opened(archive)
     frame = changes_frame(spark, index, VClock({1: 2}), index.settled, columns=["_lsn"], transport="inline")
     archive.disk.rename(f"{archive.directory}/{0:020d}.xlog", f"{archive.directory}/elsewhere")
     assert sorted(row["_lsn"] for row in frame.collect()) == [3, 4, 7, 8, 9, 10]
 
 
-def test_work_is_shared_out_between_cores(spark: SparkSession) -> None:
+def test_slice_size_grows_with_the_input_up_to_a_limit(spark: SparkSession) -> None:
     assert slice_size(spark, 0) == SLICE_SIZE_MIN
     assert slice_size(spark, 1 << 40) == 8 * 1024 * 1024

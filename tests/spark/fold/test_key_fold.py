@@ -59,7 +59,7 @@ def states_of(folded: pa.Table) -> dict[bytes, bytes]:
     st.sampled_from((1, fold_module.BULK_MIN)),
 )
 @settings(max_examples=200, deadline=None)
-def test_folding_gives_what_the_engine_holds(
+def test_fold_equals_the_state_of_the_engine(
     program: list[model.Statement], split: int, shuffled: random.Random, bulk_min: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -107,7 +107,7 @@ def check_program(program: list[model.Statement], split: int, shuffled: random.R
     told = {(each["commit_version"], each["sort_key"]): each["tuple"] for each in every.to_pylist()}
     assert len(told) == len(every)
     for version, key, value in lives:
-        # A change that is left out changed nothing: there was no tuple, and there is none.
+        # An omitted change has no effect: the key has no tuple before or after it.
         assert told.get((version, key)) == value
     assert {version for version, _ in told} <= {version for version, _, _ in lives}
 
@@ -117,7 +117,7 @@ def _keyed(box: Any, space: SpaceDefinition) -> tuple[pa.Array, pa.Array]:
     return sort_keys(space, tuples), tuples
 
 
-def test_the_last_change_of_a_key_wins_in_the_order_of_the_log() -> None:
+def test_last_change_of_a_key_in_log_order_wins() -> None:
     changes = table(
         [
             row(3, REPLACE, tuple=(1, "c")),
@@ -137,12 +137,12 @@ def test_the_last_change_of_a_key_wins_in_the_order_of_the_log() -> None:
     assert (second["tuple"], second["operation"], second["commit_version"], second["lsn"]) == (None, "delete", 2, 9)
 
 
-def test_an_update_of_nothing_is_nothing() -> None:
+def test_update_of_a_missing_tuple_has_no_effect() -> None:
     changes = table([row(lsn, UPDATE, key=(1,), tuple=(("=", 1, "x"),)) for lsn in (1, 2)])
     assert len(fold(PAIRS, changes)) == len(fold(PAIRS, changes, every_state=True)) == 0
 
 
-def test_deletes_of_what_may_have_been_there_are_told_once() -> None:
+def test_delete_of_a_possibly_existing_tuple_is_reported_once() -> None:
     changes = table([row(1, DELETE, key=(1,)), row(2, DELETE, key=(1,)), row(3, UPSERT, tuple=(1, "a"), ops=())])
     told = fold(PAIRS, changes, every_state=True)
     assert told["commit_version"].to_pylist() == [1, 3]
@@ -150,13 +150,13 @@ def test_deletes_of_what_may_have_been_there_are_told_once() -> None:
     assert fold(PAIRS, plain, every_state=True)["commit_version"].to_pylist() == [1]
 
 
-def test_rows_without_a_key_have_no_effect() -> None:
+def test_rows_without_a_sort_key_have_no_effect() -> None:
     none = row(1, DELETE, key=(1,)) | {"_sort_key": None}
     assert len(fold(PAIRS, table([none]))) == 0
     assert keys_needing_old(table([none])).to_pylist() == []
 
 
-def test_which_keys_need_their_old_tuple() -> None:
+def test_keys_needing_old_are_those_whose_first_change_depends_on_the_old_tuple() -> None:
     changes = table(
         [
             row(1, UPDATE, key=(1,), tuple=(("=", 1, "x"),)),
@@ -171,7 +171,7 @@ def test_which_keys_need_their_old_tuple() -> None:
     assert keys_needing_old(changes, last_only=True).to_pylist() == [two]
 
 
-def test_operations_count_from_the_base_of_their_row_and_know_names() -> None:
+def test_operations_use_the_index_base_of_their_row_and_field_names() -> None:
     changes = table(
         [
             row(1, UPDATE, key=(1,), tuple=(("=", 2, "b"),), index_base=1),
@@ -181,7 +181,7 @@ def test_operations_count_from_the_base_of_their_row_and_know_names() -> None:
     assert fold(PAIRS, changes, old_of(PAIRS, [pack((1, "a"))]))["tuple"].to_pylist() == [pack((1, "c", 5))]
 
 
-def test_names_are_those_that_held_when_the_row_was_written() -> None:
+def test_field_names_are_those_at_the_row() -> None:
     later = SpaceDefinition(
         512,
         "s512",
@@ -197,7 +197,7 @@ def test_names_are_those_that_held_when_the_row_was_written() -> None:
     assert definitions.at((6, 7)) is later
 
 
-def test_an_upsert_does_what_servers_of_its_age_do() -> None:
+def test_upsert_follows_the_rules_of_the_servers_version() -> None:
     changes = table([row(1, UPSERT, tuple=(1, "x"), ops=(("=", 4, 5), ("+", 2, 1), ("+", 2, 1)))])
     old = old_of(PAIRS, [pack((1, "a", 1))])
     assert fold(PAIRS, changes, old, rules=OF_2_6)["tuple"].to_pylist() == [pack((1, "a", 2))]
@@ -207,19 +207,19 @@ def test_an_upsert_does_what_servers_of_its_age_do() -> None:
 
 
 @pytest.mark.parametrize("operation", [("=", 0, 2), ("!", 0, 7), ("=", -2, 9)])
-def test_an_upsert_that_would_change_the_key_is_left_out(operation: tuple[Any, ...]) -> None:
+def test_upsert_that_would_change_the_key_is_ignored(operation: tuple[Any, ...]) -> None:
     changes = table([row(1, UPSERT, tuple=(1, "x"), ops=(operation,))])
     assert fold(PAIRS, changes, old_of(PAIRS, [pack((1, "a"))]))["tuple"].to_pylist() == [pack((1, "a"))]
 
 
-def test_an_update_that_does_not_fit_says_which_space() -> None:
+def test_error_for_an_inapplicable_update_names_the_space() -> None:
     changes = table([row(1, UPDATE, key=(1,), tuple=(("+", 1, 1),))])
     with pytest.raises(CannotFold, match="s512"):
         fold(PAIRS, changes, old_of(PAIRS, [pack((1, "a"))]))
 
 
-def test_many_updates_at_once_are_those_one_by_one() -> None:
-    """Compiled if possible: some in between cannot be, and some keys have several."""
+def test_updates_in_bulk_equal_updates_one_by_one() -> None:
+    """Updates are compiled if possible; here some cannot be compiled, and some keys have several updates."""
     operations = [
         (("=", 1, "b"),),
         (("+", 2, 1), ("=", 1, "c")),
@@ -244,13 +244,13 @@ def test_many_updates_at_once_are_those_one_by_one() -> None:
     assert len(found[0]) == 100
 
 
-def test_chunks_and_nothing() -> None:
+def test_fold_accepts_several_chunks_and_empty_tables() -> None:
     one, two = table([row(1, INSERT, tuple=(1, "a"))]), table([row(2, UPDATE, key=(1,), tuple=(("=", 1, "b"),))])
     assert fold(PAIRS, pa.concat_tables([two, one]))["tuple"].to_pylist() == [pack((1, "b"))]
     assert fold(PAIRS, one.slice(0, 0)).schema == STATES
 
 
-def test_plain_changes_are_folded_by_the_column() -> None:
+def test_plain_changes_are_folded_by_column() -> None:
     count = 100_000
     tuples = pa.array([pack((number % 30_000, "name")) for number in range(count)], pa.binary())
     nothing = pa.nulls(count, pa.binary())
@@ -262,5 +262,5 @@ def test_plain_changes_are_folded_by_the_column() -> None:
     started = time.perf_counter()
     folded = fold(PAIRS, changes)
     assert len(folded) == 30_000
-    # One by one takes a hundred times as long; 2 M rows/s on an idle core.
+    # Folding them one by one takes a hundred times as long; an idle core folds 2 M rows/s.
     assert count / (time.perf_counter() - started) > 100_000

@@ -31,7 +31,7 @@ def rows_of(table: pa.Table) -> list[Row]:
     )
 
 
-def test_spark_folds_the_state(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_fold_equals_the_model_state(spark: SparkSession, tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 31, 30, is_late=True)
     index = LimestoneIndex.open(DISK, directory.path)
     assert rows_of(state_frame(spark, index, 30).toArrow()) == directory.state(30)
@@ -74,7 +74,7 @@ def test_batches_add_up_to_the_state(tmp_path: Path, is_late: bool, step: int) -
         assert sorted(tables.rows.values()) == directory.state(start + step)
 
 
-def test_a_batch_done_again_or_larger_than_before_changes_nothing(tmp_path: Path) -> None:
+def test_repeated_or_enlarged_batch_has_the_same_result(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 33, 20, is_late=True)
     tables = Tables(directory)
     for start, end in ((0, 6), (6, 9), (6, 9), (6, 14), (2, 20)):
@@ -82,7 +82,7 @@ def test_a_batch_done_again_or_larger_than_before_changes_nothing(tmp_path: Path
         assert sorted(tables.rows.values()) == directory.state(end)
 
 
-def test_only_the_batch_is_read_when_versions_follow_epochs(tmp_path: Path) -> None:
+def test_batch_has_no_rivals_when_versions_follow_epochs(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 34, 20)
     tables = Tables(directory)
     tables.batch(0, 19)

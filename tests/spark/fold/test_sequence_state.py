@@ -1,4 +1,4 @@
-"""Sequences have the value to which the inserts of their time advanced them, whatever was set in between."""
+"""Sequences have the value to which inserts advanced them, whatever values were set in between."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.spark.fold.test_state_frames import Step, step
 
 
 @pytest.mark.parametrize("number", [0, 1, -1, INT64_MAX, -(2**63)])
-def test_numbers_are_read_from_keys(number: int) -> None:
+def test_number_round_trips_through_its_key(number: int) -> None:
     assert decode_number(encode_integer(number)) == number
 
 
-def test_attachments_last_from_row_to_row() -> None:
+def test_attachments_last_until_the_next_row_of_the_space() -> None:
     before = [(512, 1, True, 0, ""), (513, 2)]
     changes = [((5, 5), 512, None), ((6, 6), 514, (514, 1, False, 2, "a.b")), ((7, 8), 513, (513, 3, False, 1, ""))]
     assert attachments(before, changes) == [
@@ -42,7 +42,7 @@ def insert(space: str, *values: object) -> Step:
     return lambda txn: statements.insert(txn, txn.space(space), pack(values))
 
 
-def test_values_are_those_of_the_engine(spark: SparkSession, tmp_path: Path) -> None:
+def test_sequence_values_equal_those_of_the_engine(spark: SparkSession, tmp_path: Path) -> None:
     archive = BoxArchive(tmp_path / "archive")
     values: dict[int, list[tuple[int, int]]] = {}
 

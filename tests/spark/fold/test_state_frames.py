@@ -1,5 +1,6 @@
 """A past state equals the engine's state at that time, including system spaces, and truncated, recreated and rekeyed
-ones."""
+spaces.
+"""
 
 from __future__ import annotations
 
@@ -75,18 +76,18 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> BoxArchive:
     made.commit(step(ddl.truncate, "words"), put("words", 77, "kept"))
     made.checkpoint()
     made.commit(upsert("plain", (3, "x", 1), ("+", 2, 1)), upsert("plain", (100, "new", 1), ("+", 2, 1)))
-    # Named fields have their names of that time.
+    # Names in operations are the field names of that time.
     made.commit(change_("plain", (5,), ("=", "name", "by name")))
     made.commit(step(ddl.format_space, "plain", [("id", "unsigned"), ("title", "string"), ("name", "integer")]))
     made.commit(change_("plain", (5,), ("=", "name", 55)))
-    # Another key, twice; keys in between are of the current one.
+    # The primary key is altered twice; keys in between belong to the current definition.
     made.commit(step(ddl.alter_index, "plain", "pk", parts=[2, "string"]))
     made.commit(change_("plain", ("by name",), ("+", 2, 1)), remove("plain", "n6"), put("plain", 500, "fresh", 9))
     made.commit(step(ddl.alter_index, "plain", "pk", parts=[1, "number", 2, "string"]))
     made.commit(remove("plain", 7, "n7"), change_("plain", (500, "fresh"), ("=", 2, 10)), put("plain", 501, "last", 0))
     made.commit(step(ddl.truncate, "words"))
     made.commit(put("words", 1, "again"), upsert("words", (2, "more"), ("=", 0, 3)))
-    # Dropped and created again with the same id and another key.
+    # The space is dropped and created again with the same id and another key.
     number = made.box.space("words").id
     made.commit(step(ddl.drop_space, "words"))
     made.commit(
@@ -101,7 +102,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> BoxArchive:
     return made
 
 
-def test_the_state_of_every_moment(spark: SparkSession, archive: BoxArchive) -> None:
+def test_state_at_every_transaction_equals_the_engines(spark: SparkSession, archive: BoxArchive) -> None:
     index = ArchiveIndex.open(SystemDisk(), archive.directory)
     moments = sorted(archive.held.items())
     if not FULL:
@@ -110,7 +111,7 @@ def test_the_state_of_every_moment(spark: SparkSession, archive: BoxArchive) -> 
         assert held_in(state_frame(spark, index, VClock({1: lsn}))) == held, lsn
 
 
-def test_some_spaces_alone(spark: SparkSession, archive: BoxArchive) -> None:
+def test_state_can_be_limited_to_some_spaces(spark: SparkSession, archive: BoxArchive) -> None:
     index = ArchiveIndex.open(SystemDisk(), archive.directory)
     lsn, held = next((lsn, held) for lsn, held in reversed(archive.held.items()) if 513 in held and len(held[513]) > 1)
     found = held_in(state_frame(spark, index, VClock({1: lsn}), spaces=(280, 513)))
@@ -118,7 +119,7 @@ def test_some_spaces_alone(spark: SparkSession, archive: BoxArchive) -> None:
     assert held_in(state_frame(spark, index, VClock({1: lsn}), spaces=(9999,))) == {}
 
 
-def test_a_moment_without_a_snapshot_or_behind_the_end_is_refused(spark: SparkSession, archive: BoxArchive) -> None:
+def test_state_without_a_snapshot_or_after_the_end_is_refused(spark: SparkSession, archive: BoxArchive) -> None:
     index = ArchiveIndex.open(SystemDisk(), archive.directory)
     with pytest.raises(NotSettled):
         state_frame(spark, index, VClock({1: archive.lsn + 1}))
@@ -131,7 +132,7 @@ def test_a_moment_without_a_snapshot_or_behind_the_end_is_refused(spark: SparkSe
 PAIRS = definition(512, on("0:unsigned"), fields="id:unsigned name:string")
 
 
-def test_keys_are_folded_whole_however_batches_are_cut() -> None:
+def test_keys_are_folded_completely_for_any_batch_boundaries() -> None:
     rows = [change(PAIRS, 1, 1, 2, pack({0x10: 512, 0x21: (1, "a")}))]
     rows += [
         change(PAIRS, lsn, lsn, 4, pack({0x10: 512, 0x20: (1,), 0x21: ((":", 1, 9, 0, "b"),)})) for lsn in range(2, 6)
@@ -160,7 +161,7 @@ def key_row(number: int, *parts: tuple[int, str]) -> tuple[Any, ...]:
     return (number, 0, "pk", "tree", {"unique": True}, parts)
 
 
-def test_plans_say_from_where_on_rows_count() -> None:
+def test_space_plans_have_the_last_truncation_and_later_key_changes() -> None:
     rows = [
         defining((5, 4), "replace", 280, space_row(512)),
         defining((5, 5), "replace", 288, key_row(512, (0, "unsigned"))),
@@ -179,7 +180,7 @@ def test_plans_say_from_where_on_rows_count() -> None:
     assert set(plan_spaces(SchemaTracker(), None, (280, 600))) == {280}
 
 
-def test_an_alteration_before_a_truncation_does_not_matter() -> None:
+def test_key_change_before_a_truncation_is_ignored() -> None:
     tracker = SchemaTracker()
     rows = [
         defining((1, 1), "replace", 280, space_row(512)),

@@ -1,4 +1,4 @@
-"""Elections and the synchronous queue, as in a snapshot of a moment."""
+"""Elections and the synchronous queue at a moment, as in a snapshot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def written(directory: Path) -> ArchiveIndex:
     return ArchiveIndex.open(SystemDisk(), str(directory))
 
 
-def test_states_follow_the_verdicts(spark: SparkSession, tmp_path: Path) -> None:
+def test_queue_state_follows_confirmations_and_promotions(spark: SparkSession, tmp_path: Path) -> None:
     index = written(tmp_path / "archive")
     (snapshot,) = index.snapshots
     expected = {
@@ -53,7 +53,7 @@ def test_states_follow_the_verdicts(spark: SparkSession, tmp_path: Path) -> None
         assert (states.raft, states.queue) == (RaftState(term=term), queue)
 
 
-def test_of_what_confirms_the_last_stands_for_all(tmp_path: Path) -> None:
+def test_control_rows_keep_the_last_confirmation(tmp_path: Path) -> None:
     index = written(tmp_path / "archive")
     (snapshot,) = index.snapshots
     (part,) = index.slices(snapshot.vclock, index.settled)
@@ -66,7 +66,7 @@ def test_of_what_confirms_the_last_stands_for_all(tmp_path: Path) -> None:
     assert before["lsn"].to_pylist() == [3]
 
 
-def test_rows_of_a_snapshot_that_are_no_tuples(tmp_path: Path) -> None:
+def test_rows_of_a_snapshot_without_tuples_are_found(tmp_path: Path) -> None:
     meta = Meta(FileType.SNAP, INSTANCE, {1: 5}, version="2.11.9")
     with SnapWriter(SystemDisk(), str(tmp_path), meta, 1.0) as writer:
         writer.add_tuples(280, [b"\x91\x01"])

@@ -1,4 +1,4 @@
-"""Plain directories of logs: the first pass finds the same as an archive's index, even during writes."""
+"""Plain directories of logs: the first scan gives the same result as an archive's index, even during writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.spark.sources.test_change_batches import scribble
 
 
 def plain(archive: WrittenArchive) -> ArchiveIndex:
-    """Return the directory as if it were a server's own."""
+    """Return the directory in the form of a server's own."""
     index = ArchiveIndex(archive.disk, DIRECTORY, DirectoryRuns(archive.disk, DIRECTORY))
     index.refresh()
     return index
@@ -39,7 +39,7 @@ def changes(index: ArchiveIndex, start: VClock, end: VClock) -> pa.Table:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_first_pass_finds_what_the_index_of_an_archive_says(seed: int) -> None:
+def test_first_pass_finds_the_same_as_the_index_of_an_archive(seed: int) -> None:
     archive = WrittenArchive(wal_max_size=4000)
     archive.define_orders()
     scribble(archive, seed)
@@ -54,7 +54,7 @@ def test_the_first_pass_finds_what_the_index_of_an_archive_says(seed: int) -> No
         position = end
 
 
-def test_a_log_is_followed_while_it_is_written() -> None:
+def test_growing_log_is_followed_by_refresh() -> None:
     archive = WrittenArchive(wal_max_size=700)
     archive.define_orders()
     index = plain(archive)
@@ -74,7 +74,7 @@ def test_a_log_is_followed_while_it_is_written() -> None:
     assert len({part.path for part in index.slices(VClock(), index.settled)}) > 1
 
 
-def test_what_is_rolled_back_later_is_left_out() -> None:
+def test_transaction_rolled_back_after_a_pass_is_omitted() -> None:
     archive = WrittenArchive()
     archive.define_orders()
     archive.log.write(whole(insert(3, 3, "x"), flags=SYNC))
@@ -84,7 +84,7 @@ def test_what_is_rolled_back_later_is_left_out() -> None:
     assert changes(index, VClock(), index.settled).column("_lsn").to_pylist() == [5]
 
 
-def test_a_torn_tail_is_no_row_until_it_is_whole() -> None:
+def test_torn_tail_is_ignored_until_it_is_complete() -> None:
     archive = WrittenArchive()
     archive.define_orders()
     path = f"{DIRECTORY}/{0:020d}.xlog"
@@ -103,7 +103,7 @@ def test_a_torn_tail_is_no_row_until_it_is_whole() -> None:
     assert changes(index, VClock({1: 2}), index.settled).column("_lsn").to_pylist() == [3]
 
 
-def test_a_snapshot_alone_is_a_state_without_changes() -> None:
+def test_snapshot_without_logs_is_a_state_without_changes() -> None:
     archive = WrittenArchive()
     archive.snapshot(VClock({1: 5}), [(280, (512, 1, "orders", "memtx", 0, {}, []))])
     archive.disk.unlink(f"{DIRECTORY}/{0:020d}.snap")
@@ -113,7 +113,7 @@ def test_a_snapshot_alone_is_a_state_without_changes() -> None:
     assert not index.slices(index.settled, index.settled)
 
 
-def test_a_log_that_is_missing_is_a_gap() -> None:
+def test_missing_log_is_a_gap() -> None:
     archive = WrittenArchive(wal_max_size=1)
     archive.define_orders()
     for lsn in range(3, 7):
@@ -125,7 +125,7 @@ def test_a_log_that_is_missing_is_a_gap() -> None:
     assert index.cut(VClock({1: 2})) == VClock({1: 4})
 
 
-def test_logs_before_the_first_snapshot_are_left_out() -> None:
+def test_logs_before_the_first_snapshot_are_ignored() -> None:
     archive = WrittenArchive(wal_max_size=1)
     archive.define_orders()
     archive.log.write(whole(insert(3, 3, "x")))
@@ -134,7 +134,7 @@ def test_logs_before_the_first_snapshot_are_left_out() -> None:
     assert plain(archive).earliest == VClock({1: 2})
 
 
-def test_the_replica_set_is_that_of_the_snapshot() -> None:
+def test_replica_set_uuid_is_that_of_the_snapshot() -> None:
     archive = WrittenArchive()
     archive.snapshot(VClock({1: 5}), [(272, ("cluster", UUID))])
     assert plain(archive).replicaset_uuid == UUID
@@ -142,7 +142,7 @@ def test_the_replica_set_is_that_of_the_snapshot() -> None:
     assert plain(archive).replicaset_uuid == UNKNOWN_REPLICASET
 
 
-def test_a_directory_without_logs_is_refused() -> None:
+def test_missing_directory_is_refused() -> None:
     disk = new_disk()
     with pytest.raises(NotAnArchive, match="no such directory"):
         DirectoryRuns(disk, "nowhere").poll()
@@ -167,7 +167,7 @@ def test_logs_of_two_histories_are_refused() -> None:
         plain(archive)
 
 
-def test_an_old_log_without_definitions_cannot_be_settled() -> None:
+def test_old_log_without_definitions_is_refused() -> None:
     archive = WrittenArchive(version="2.6.0")
     archive.log.version = "2.6.0"
     archive.log.write(whole(insert(3, 3, "x")))

@@ -42,7 +42,7 @@ def expected(directory: WrittenDirectory, start: int, end: int) -> list[int]:
     return sorted(epoch for epoch, entries in directory.sessions for _ in entries if start < epoch <= end)
 
 
-def test_durable_epochs_are_there_and_nothing_behind_them(tmp_path: Path) -> None:
+def test_durable_epochs_are_read_and_later_ones_are_not(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 3, 30)
     index = opened(directory)
     assert (index.durable, index.earliest, index.horizon, index.has_compacted) == (30, 0, 0, False)
@@ -52,7 +52,7 @@ def test_durable_epochs_are_there_and_nothing_behind_them(tmp_path: Path) -> Non
         assert index.row_count(start, end) == len(expected(directory, start, end))
 
 
-def test_a_directory_is_followed_as_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_directory_is_followed_by_refresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limestone_pieces, "SMALL_PIECE", 300)
     directory = WrittenDirectory(tmp_path / "d")
     index = opened(directory)
@@ -70,7 +70,7 @@ def test_a_directory_is_followed_as_it_grows(tmp_path: Path, monkeypatch: pytest
     assert index.clears(25) == opened(directory).clears(25)
 
 
-def test_a_session_that_a_crash_made_void_does_not_count_when_its_epoch_becomes_durable(tmp_path: Path) -> None:
+def test_session_voided_after_a_crash_does_not_count_when_its_epoch_is_durable(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     directory.session(0, 1, put(1, b"a", b"1", version(1)))
     directory.durable(1)
@@ -87,7 +87,7 @@ def test_a_session_that_a_crash_made_void_does_not_count_when_its_epoch_becomes_
     assert epochs_read(index, 0, 2) == [1]
 
 
-def test_a_session_that_is_taken_back_leaves_nothing(tmp_path: Path) -> None:
+def test_truncated_session_is_not_read(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     directory.session(0, 1, put(1, b"a", b"1", version(1)))
     directory.durable(1)
@@ -101,7 +101,7 @@ def test_a_session_that_is_taken_back_leaves_nothing(tmp_path: Path) -> None:
     assert epochs_read(index, 0, 2) == [1, 2, 2]
 
 
-def test_rotation_moves_nothing(tmp_path: Path) -> None:
+def test_rotation_does_not_change_what_is_read(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 5, 12, has_tail=False)
     index = opened(directory)
     planned = index.slices(0, 12, size=1000)
@@ -120,9 +120,7 @@ def test_rotation_moves_nothing(tmp_path: Path) -> None:
     assert index.storages(13) == [1, 2, 7, 256, 1 << 33]
 
 
-def test_a_file_that_gets_another_name_while_it_is_looked_at_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_rotated_while_it_is_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = random_directory(tmp_path / "d", 5, 12, has_tail=False)
     index = LimestoneIndex(production().disk, directory.path)
     walked = LimestoneIndex._walked
@@ -138,7 +136,7 @@ def test_a_file_that_gets_another_name_while_it_is_looked_at_is_not_missed(
     assert index.row_count(0, 12) == len(expected(directory, 0, 12))
 
 
-def test_what_is_gone_is_an_error_and_no_other_bytes(tmp_path: Path) -> None:
+def test_replaced_file_is_an_error(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 5, 12)
     index = opened(directory)
     planned = index.slices(0, 12)
@@ -148,7 +146,7 @@ def test_what_is_gone_is_an_error_and_no_other_bytes(tmp_path: Path) -> None:
         [list(chunks_of(index.disk, part)) for part in planned]
 
 
-def test_compaction_leaves_changes_as_long_as_its_files_are_there(tmp_path: Path) -> None:
+def test_compaction_keeps_changes_while_its_input_files_exist(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 6, 20, has_tail=False)
     index = opened(directory)
     files = [directory.rotate(0), directory.rotate(1)]
@@ -177,7 +175,7 @@ def test_compaction_leaves_changes_as_long_as_its_files_are_there(tmp_path: Path
     assert epochs_read(index, 20, 21) == [21]
 
 
-def test_sessions_that_compaction_copies_count_once(tmp_path: Path) -> None:
+def test_sessions_copied_by_compaction_count_once(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     for epoch in range(1, 6):
         directory.session(0, epoch, *(put(1, b"%d" % key, b"v", version(epoch, key)) for key in range(epoch)))
@@ -194,7 +192,7 @@ def test_sessions_that_compaction_copies_count_once(tmp_path: Path) -> None:
         each.refresh()
         assert (each.horizon, each.earliest) == (3, 0)
         assert epochs_read(each, 2, 5) == expected(directory, 2, 5)
-    # Again; now the file of the first time is entirely after the compacted range.
+    # Read again; now the file of the first read is entirely after the compacted range.
     again = directory.rotate_as(later, 2)
     directory.compact(whole, kept, epoch=3)
     index.refresh()
@@ -202,7 +200,7 @@ def test_sessions_that_compaction_copies_count_once(tmp_path: Path) -> None:
     assert again > kept > whole
 
 
-def test_a_session_that_is_void_until_it_is_whole(tmp_path: Path) -> None:
+def test_void_session_counts_once_it_is_valid(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     directory.session(0, 2, put(1, b"a", b"1", version(1)))
     directory.durable(2)
@@ -235,7 +233,7 @@ def test_second_compaction_after_deleted_files_is_found(tmp_path: Path) -> None:
     index.check_changes(4, 5)
 
 
-def test_batches_end_with_whole_epochs(tmp_path: Path) -> None:
+def test_batches_end_at_epoch_boundaries(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     for epoch in (1, 2, 3, 7):
         directory.session(epoch % 2, epoch, *(put(1, b"%d" % number, b"", version(epoch)) for number in range(10)))
@@ -248,7 +246,7 @@ def test_batches_end_with_whole_epochs(tmp_path: Path) -> None:
     assert index.cut(0, max_bytes=1 << 20) == 8
 
 
-def test_entries_that_come_late_name_their_rivals(tmp_path: Path) -> None:
+def test_late_entries_name_the_files_of_their_rivals(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     directory.session(0, 1, put(1, b"a", b"1", version(1)))
     directory.session(1, 2, put(1, b"a", b"2", version(4)))
@@ -260,7 +258,7 @@ def test_entries_that_come_late_name_their_rivals(tmp_path: Path) -> None:
     assert index.rivals(4, 5) == index.rivals(5, 5) == []
 
 
-def test_clearings_count_from_their_epoch_on(tmp_path: Path) -> None:
+def test_clears_count_from_their_epoch(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     directory.session(0, 1, clear(1, 5, 7), clear(2, 1))
     directory.session(0, 3, clear(1, 6), clear(1, 5, 9))
@@ -271,7 +269,7 @@ def test_clearings_count_from_their_epoch_on(tmp_path: Path) -> None:
     assert index.clears(3, after=1) == {1: (6, 0)}
 
 
-def test_damage_is_no_tail(tmp_path: Path) -> None:
+def test_damage_is_distinguished_from_a_torn_tail(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 7, 5)
     opened(directory)
     directory.durable(6)
@@ -286,7 +284,7 @@ def test_damage_is_no_tail(tmp_path: Path) -> None:
     assert opened(zeros).durable == 5
 
 
-def test_half_a_catalog_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_catalog_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = random_directory(tmp_path / "d", 9, 4, has_tail=False)
     path = Path(directory.path, "compaction_catalog")
     path.write_bytes(b"COMPACTION_CATALOG_HEADER\nMAX_EPO")
@@ -296,7 +294,7 @@ def test_half_a_catalog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
         directory.compact(directory.rotate(0), directory.rotate(1), epoch=4)
 
     with monkeypatch.context() as patched:
-        # Not `time.sleep` itself: threads of py4j call that, too.
+        # Patch the module's `time`, not `time.sleep` itself, which threads of py4j also call.
         patched.setattr("flowstone.spark.index.limestone_index.time", SimpleNamespace(sleep=ended))
         assert opened(directory).horizon == 4
     path.write_bytes(b"nonsense")
@@ -311,7 +309,7 @@ def test_other_directories_are_refused(tmp_path: Path) -> None:
             LimestoneIndex.open(production().disk, str(path))
 
 
-def test_what_is_not_durable_cannot_be_asked_for(tmp_path: Path) -> None:
+def test_undurable_epochs_are_refused(tmp_path: Path) -> None:
     index = opened(random_directory(tmp_path / "d", 1, 3))
     with pytest.raises(NotDurable, match="epoch 4 is not durable; the durable epoch is 3"):
         index.check_changes(1, 4)
@@ -319,7 +317,7 @@ def test_what_is_not_durable_cannot_be_asked_for(tmp_path: Path) -> None:
         index.check_state(4)
 
 
-def test_sessions_without_an_epoch_are_named(tmp_path: Path) -> None:
+def test_file_with_a_session_without_an_epoch_is_named(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     directory.session(0, 0, put(1, b"a", b"1", version(1)))
     directory.durable(3)

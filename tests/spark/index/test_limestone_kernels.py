@@ -1,4 +1,4 @@
-"""Tuples of entries and shares of keys, compiled and plain."""
+"""Tuples of entries and shares of keys, compiled and interpreted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import msgpack
 import numpy as np
 import pytest
 
-from flowstone.kernels import Kernel
 from flowstone.limestone.format.entries import Entry, encode, put, remove
-from flowstone.limestone.format.entry_table import TABLE_ROWS, walk_table
+from flowstone.limestone.format.entry_table import TABLE_ROWS
+from flowstone.limestone.format.entry_table_kernels import walk_table
 from flowstone.spark.index.limestone_kernels import BLOB_ROOM, TUPLE_ROOM, entry_tuples, key_shares
+from tests.native.twins import twin
 from tests.spark.limestone_directories import version
 
 ENTRIES = [
@@ -25,9 +26,9 @@ ENTRIES = [
 ]
 
 
-@pytest.fixture(params=["compiled", "plain"])
-def bodies(request: pytest.FixtureRequest) -> Callable[[Kernel[..., Any]], Callable[..., Any]]:
-    return lambda kernel: kernel if request.param == "compiled" else kernel.py_func
+@pytest.fixture(params=["compiled", "interpreted"])
+def bodies(request: pytest.FixtureRequest) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return lambda function: function if request.param == "compiled" else twin(function)
 
 
 def walked(entries: list[Entry]) -> tuple[Any, Any]:
@@ -50,24 +51,23 @@ def check_tuples(body: Any, entries: list[Entry]) -> None:
         [each.key, each.value, each.version.major, each.version.minor & low, each.version.minor > low, [*each.blob_ids]]
         for each in entries
     ]
-    assert out[:size].tobytes() == b"".join(map(msgpack.packb, found)), "as short as MessagePack can be"
+    assert out[:size].tobytes() == b"".join(map(msgpack.packb, found)), "the encoding is not the shortest one"
 
 
-def test_tuples_say_what_entries_say(bodies: Any) -> None:
+def test_tuples_equal_their_entries(bodies: Any) -> None:
     check_tuples(bodies(entry_tuples), ENTRIES)
 
 
-def test_an_entry_of_very_many_blobs() -> None:
+def test_entry_with_65536_blobs_is_encoded() -> None:
     check_tuples(entry_tuples, [put(1, b"key", b"v", version(1, 1), tuple(range(1 << 16)))])
 
 
-def test_equal_keys_are_of_one_share(bodies: Any) -> None:
+def test_equal_keys_have_the_same_share(bodies: Any) -> None:
     entries = [put(storage, b"%d" % number, b"x" * place, version(1)) for place in (0, 9) for storage in (1, 2)
                for number in range(200)]  # fmt: skip
     buf, table = walked(entries)
     shares = np.zeros(len(entries), np.int64)
-    with np.errstate(over="ignore"):  # words wrap
-        bodies(key_shares)(buf, table, np.arange(len(entries)), 3, shares)
+    bodies(key_shares)(buf, table, np.arange(len(entries)), 3, shares)
     assert (shares[:400] == shares[400:]).all()
     assert set(shares.tolist()) == {0, 1, 2}
     assert np.bincount(shares[:400]).min() > 80

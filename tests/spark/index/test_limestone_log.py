@@ -45,7 +45,7 @@ def test_positions_are_epochs(directory: WrittenDirectory) -> None:
     assert log.time_at(log.settled) == log.time_of(log.snapshots[0]) == 0
 
 
-def test_a_batch_ends_where_compaction_has_been(directory: WrittenDirectory) -> None:
+def test_batch_ends_at_the_end_of_a_compaction(directory: WrittenDirectory) -> None:
     detached = directory.rotate(0)
     directory.compact(detached, epoch=6)
     directory.session(0, 7, put(9, b"new", b"", version(7)))

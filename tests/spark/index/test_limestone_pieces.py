@@ -1,4 +1,4 @@
-"""Pieces of a log file: which are final, which are read again, and their properties."""
+"""Pieces of a log file: the final ones, the ones that are read again, and their properties."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_only_durable_entries_are_kept() -> None:
     assert covers(file) == [(0, len(first + second))]
 
 
-def test_epochs_counts_and_versions_of_a_piece() -> None:
+def test_piece_has_epochs_counts_and_version_bounds() -> None:
     entries = [put(1, b"%d" % minor, b"", version(major, minor)) for major, minor in ((3, 5), (1, 9), (3, 1 << 63))]
     data = snippet(4, *entries) + snippet(5, clear(1, 2, 7)) + snippet(7, *entries[:1], is_void=True)
     (piece,) = walked(data + snippet(9, *entries), 9).pieces
@@ -45,7 +45,7 @@ def test_epochs_counts_and_versions_of_a_piece() -> None:
     assert (piece.count_between(3, 5), piece.is_between(5, 8), piece.is_between(9, 12)) == (4, True, False)
 
 
-def test_clears_are_kept_once_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clears_are_kept_once_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
 
     class Counted(Clear):
@@ -65,7 +65,7 @@ def test_clears_are_kept_once_without_a_search(monkeypatch: pytest.MonkeyPatch) 
     assert compared < 10 * count
 
 
-def test_sessions_of_one_epoch_are_put_together() -> None:
+def test_sessions_of_one_epoch_are_merged() -> None:
     data, expected = b"", dict[int, list[tuple[int, ...]]]()
     for channel, epoch, entries in [*random_sessions(52, 9, is_late=True), *random_sessions(53, 9, is_late=True)]:
         data += snippet(epoch, *entries)
@@ -78,7 +78,7 @@ def test_sessions_of_one_epoch_are_put_together() -> None:
     assert [tuple(each) for each in piece.greatest.T.tolist()] == [max(expected[epoch]) for epoch in sorted(expected)]
 
 
-def test_a_file_that_grows_is_walked_on() -> None:
+def test_growing_file_is_walked_incrementally() -> None:
     data, file = b"", PieceFile((0, 0), "pwal_0000")
     for channel, epoch, entries in random_sessions(51, 20):
         if not channel:

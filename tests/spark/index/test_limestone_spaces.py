@@ -37,17 +37,17 @@ def test_storages_have_tables_of_one_shape() -> None:
         assert [(part.field, part.type) for part in space.primary_key.parts] == [(0, "varbinary")]
 
 
-def test_ids_that_no_table_can_have() -> None:
+def test_storage_id_too_large_for_a_table_is_refused() -> None:
     assert storage_id_of(space_id_of(STORAGE_MAX)) == STORAGE_MAX
     with pytest.raises(StorageTooLarge, match="cannot have a table"):
         space_id_of(STORAGE_MAX + 1)
 
 
-def test_an_epoch_is_a_position() -> None:
+def test_epoch_round_trips_through_a_position() -> None:
     assert epoch_of(position_of(77)) == position_of(77).signature == 77
 
 
-def test_tuples_and_keys_of_a_chunk(tmp_path: Path) -> None:
+def test_chunk_has_tuples_and_ordered_keys(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     keys = [b"", b"\0", b"\0\0", b"a", b"a\0", b"ab", b"\xff"]
     directory.session(

@@ -1,4 +1,4 @@
-"""Chunks of entries: for any window, each entry with its session, and where and why a walk stops."""
+"""Chunks of entries: for any window, each entry with its session, and the place and reason where a walk stops."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def expected(data: bytes) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("window", [64, 1000, 1 << 20])
-def test_each_entry_has_its_session_whatever_the_window(window: int) -> None:
+def test_each_entry_has_its_session_for_any_window(window: int) -> None:
     assert walked(DATA, window=window) == expected(DATA)
 
 
-def test_a_walk_goes_on_in_the_middle_of_a_session() -> None:
+def test_walk_resumes_in_the_middle_of_a_session() -> None:
     whole = expected(DATA)
     for place in (3, 50, 200):
         at, _, epoch, state = whole[place]
@@ -56,7 +56,7 @@ def test_a_walk_goes_on_in_the_middle_of_a_session() -> None:
     [(encode(put(1, b"k", b"v" * 50, version(1)))[:-9], NEED), (b"\x55" * 40, OTHER), (b"\0" * 9, OTHER)],
     ids=["torn", "unknown", "zeros"],
 )
-def test_a_walk_stops_at_what_is_no_whole_entry(tail: bytes, why: int) -> None:
+def test_walk_stops_at_an_incomplete_or_unknown_entry(tail: bytes, why: int) -> None:
     data = DATA + encode(Marker(EntryType.MARKER_BEGIN, 99)) + tail
     chunks = list(walk(lambda at, size: data[at : at + size], 0, len(data), EntrySession(), "pwal", window=128))
     assert [chunk.stopped for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
@@ -64,7 +64,7 @@ def test_a_walk_stops_at_what_is_no_whole_entry(tail: bytes, why: int) -> None:
     assert chunks[-1].session == EntrySession(99, VALID)
 
 
-def test_an_entry_that_says_it_is_longer_than_the_file_is_not_asked_for() -> None:
+def test_length_beyond_the_end_of_the_file_is_not_read() -> None:
     sizes: list[int] = []
     data = DATA + encode(Marker(EntryType.MARKER_BEGIN, 99)) + b"\x01" + b"\xff" * 40
 
@@ -85,12 +85,12 @@ def test_an_entry_that_says_it_is_longer_than_the_file_is_not_asked_for() -> Non
         Marker(EntryType.MARKER_DURABLE, 1),
     ],
 )
-def test_what_stands_in_no_session_is_damage(entry: Entry | Marker) -> None:
+def test_entry_outside_of_a_session_is_damage(entry: Entry | Marker) -> None:
     with pytest.raises(DamagedFile, match="outside of a session"):
         walked(DATA + encode(entry))
 
 
-def test_the_first_entries_of_a_chunk() -> None:
+def test_chunk_can_be_cut_to_its_first_entries() -> None:
     (chunk,) = walk(lambda at, size: DATA[at : at + size], 0, len(DATA), EntrySession(), "pwal")
     count = chunk.table.shape[1]
     assert chunk.cut(count) is chunk

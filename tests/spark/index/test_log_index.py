@@ -33,24 +33,24 @@ def opened(archive: WrittenArchive) -> ArchiveIndex:
     return ArchiveIndex.open(archive.disk, DIRECTORY)
 
 
-def test_a_directory_without_a_manifest_is_no_archive() -> None:
+def test_directory_without_a_manifest_or_logs_is_refused() -> None:
     disk = new_disk()
     disk.make_directory(DIRECTORY)
     with pytest.raises(NotAnArchive, match="neither an archive nor logs of a server; specify a directory"):
         ArchiveIndex.open(disk, DIRECTORY)
 
 
-def test_batches_end_at_settled_positions_of_about_the_allowed_size(archive: WrittenArchive) -> None:
+def test_batches_end_at_settled_positions_near_the_limit(archive: WrittenArchive) -> None:
     index = opened(archive)
     assert index.cut(VClock()) == index.settled == VClock({1: 6})
     assert index.cut(VClock({1: 2}), max_rows=2) == VClock({1: 4})
     assert index.cut(VClock({1: 2}), max_rows=1) == VClock({1: 3})
-    assert index.cut(VClock(), max_rows=1) == VClock({1: 2})  # a transaction of two
+    assert index.cut(VClock(), max_rows=1) == VClock({1: 2})  # one transaction of two rows
     assert index.cut(VClock({1: 2}), max_bytes=1) == VClock({1: 3})
     assert index.cut(VClock({1: 6})) == VClock({1: 6})
 
 
-def test_what_waits_for_a_verdict_is_in_no_batch(archive: WrittenArchive) -> None:
+def test_unsettled_rows_are_in_no_batch(archive: WrittenArchive) -> None:
     archive.write(whole(insert(7, 7, "x"), flags=SYNC))
     archive.write(whole(insert(8, 8, "x"), flags=SYNC))
     archive.save()
@@ -64,7 +64,7 @@ def test_what_waits_for_a_verdict_is_in_no_batch(archive: WrittenArchive) -> Non
     assert part.rolled_back == ((1, 8, 8),)
 
 
-def test_slices_are_ranges_of_blocks_with_what_holds_before_them(archive: WrittenArchive) -> None:
+def test_slices_are_ranges_of_blocks_with_their_prior_state(archive: WrittenArchive) -> None:
     index = opened(archive)
     parts = index.slices(VClock({1: 3}), VClock({1: 5}), size=1)
     assert [(part.before, part.row_count) for part in parts] == [
@@ -79,7 +79,7 @@ def test_slices_are_ranges_of_blocks_with_what_holds_before_them(archive: Writte
     assert space.field_names == ("id", "name")
 
 
-def test_runs_without_rows_of_the_wanted_spaces_are_left_out(archive: WrittenArchive) -> None:
+def test_runs_without_rows_of_the_chosen_spaces_are_skipped(archive: WrittenArchive) -> None:
     archive.write(whole(insert(7, 7, space=513)))
     archive.save()
     index = opened(archive)
@@ -87,7 +87,7 @@ def test_runs_without_rows_of_the_wanted_spaces_are_left_out(archive: WrittenArc
     assert not index.slices(VClock({1: 4}), index.settled, spaces=[514])
 
 
-def test_where_columns_of_a_space_change_is_known_before_a_batch_is_read(archive: WrittenArchive) -> None:
+def test_format_changes_are_known_before_a_batch_is_read(archive: WrittenArchive) -> None:
     archive.write(whole(insert(7, 7, "x")), whole(define(8, 512, "renamed", ("id", "unsigned"), ("name", "string"))))
     archive.write(whole(insert(9, 9, "x"), define(10, 512, "renamed", ("id", "unsigned"))), whole(insert(11, 1)))
     archive.save()
@@ -106,7 +106,7 @@ def _names(index: ArchiveIndex, lsn: int) -> tuple[str, ...] | None:
     return space.field_names if space is not None else None
 
 
-def test_a_definition_that_was_withdrawn_is_none(archive: WrittenArchive) -> None:
+def test_rolled_back_definition_is_ignored(archive: WrittenArchive) -> None:
     archive.write(whole(define(7, 512, "orders", ("id", "unsigned")), flags=SYNC))
     archive.write(rollback(8, 7))
     archive.save()
@@ -115,7 +115,7 @@ def test_a_definition_that_was_withdrawn_is_none(archive: WrittenArchive) -> Non
     assert _names(index, 8) == ("id", "name")
 
 
-def test_rows_that_are_not_there_are_named(archive: WrittenArchive) -> None:
+def test_missing_rows_are_named(archive: WrittenArchive) -> None:
     archive.lose(VClock({1: 20}))
     archive.write(whole(insert(21, 21, space=513)))
     archive.save()
@@ -125,7 +125,7 @@ def test_rows_that_are_not_there_are_named(archive: WrittenArchive) -> None:
     assert len(index.slices(VClock({1: 3}), VClock({1: 6}))) == 1
     (behind,) = index.slices(VClock({1: 20}), index.settled)
     assert behind.before.vclock == VClock({1: 20})
-    assert behind.definitions.schema.get("orders") is None  # the snapshot after the gap has none
+    assert behind.definitions.schema.get("orders") is None  # the snapshot after the gap has no definition
     name = "00000000000000000000"
     for extension in (".snap", ".xlog", ".blocks.jsonl"):
         archive.disk.unlink(f"{DIRECTORY}/{name}{extension}")
@@ -135,7 +135,7 @@ def test_rows_that_are_not_there_are_named(archive: WrittenArchive) -> None:
         opened(archive).slices(VClock({1: 3}), index.settled)
 
 
-def test_images_are_asked_for_only_where_they_are(archive: WrittenArchive) -> None:
+def test_missing_images_are_an_error(archive: WrittenArchive) -> None:
     index = opened(archive)
     with pytest.raises(NoImages, match="the archive has none; set images=ops"):
         index.check_images(VClock())
@@ -148,7 +148,7 @@ def test_images_are_asked_for_only_where_they_are(archive: WrittenArchive) -> No
 # --- a growing archive ---
 
 
-def test_a_refresh_takes_in_what_was_written_since(archive: WrittenArchive) -> None:
+def test_refresh_reads_what_was_appended(archive: WrittenArchive) -> None:
     index = opened(archive)
     index.refresh()
     assert index.settled == VClock({1: 6})
@@ -173,7 +173,7 @@ def test_a_refresh_takes_in_what_was_written_since(archive: WrittenArchive) -> N
         assert [each.definitions.schema for each in known] == [each.definitions.schema for each in new]
 
 
-def test_what_is_collected_at_the_front_is_gone_and_definitions_stay(archive: WrittenArchive) -> None:
+def test_collected_logs_are_forgotten_and_definitions_are_kept(archive: WrittenArchive) -> None:
     archive.log.cut(VClock({1: 6}))
     archive.snapshot(VClock({1: 6}), [])
     archive.write(whole(insert(7, 7, "x")))
@@ -189,10 +189,10 @@ def test_what_is_collected_at_the_front_is_gone_and_definitions_stay(archive: Wr
         index.slices(VClock({1: 2}), index.settled)
 
 
-def test_definitions_and_truncations_are_batches_of_their_own(archive: WrittenArchive) -> None:
+def test_definitions_and_truncations_are_separate_batches(archive: WrittenArchive) -> None:
     archive.write(whole(insert(7, 7, "x")), whole(define(8, 512, "orders", ("id", "unsigned"))), whole(insert(9, 9)))
     archive.write(whole(insert(10, 10)), whole(truncate(11)), whole(insert(12, 1)))
-    archive.write(whole(delete(13, 512, space=330)))  # of a dropped space: truncates nothing
+    archive.write(whole(delete(13, 512, space=330)))  # a row of a dropped space: it truncates nothing
     archive.save()
     index = opened(archive)
     position, found = VClock(), []
@@ -203,7 +203,7 @@ def test_definitions_and_truncations_are_batches_of_their_own(archive: WrittenAr
     assert index.cut(VClock({1: 2}), max_rows=2, at_definitions=True) == VClock({1: 4})
 
 
-def test_a_definition_that_waits_for_its_verdict_cuts_nothing_yet(archive: WrittenArchive) -> None:
+def test_unsettled_definition_does_not_end_a_batch(archive: WrittenArchive) -> None:
     archive.write(whole(define(7, 512, "orders", ("id", "unsigned")), flags=SYNC))
     archive.save()
     index = opened(archive)
@@ -216,7 +216,7 @@ def test_a_definition_that_waits_for_its_verdict_cuts_nothing_yet(archive: Writt
     assert index.schema_at(VClock({1: 7})).schema.space(512).field_names == ("id",)
 
 
-def test_a_tracker_of_ones_own_changes_nothing_here(archive: WrittenArchive) -> None:
+def test_changing_a_returned_schema_does_not_affect_the_index(archive: WrittenArchive) -> None:
     index = opened(archive)
     mine = index.schema_at(index.settled)
     (row,) = slab(whole(define(1, 513, "mine"))).rows()
@@ -249,8 +249,8 @@ def test_snapshots_are_read_in_slices_of_whole_blocks(archive: WrittenArchive) -
     assert read == [f'[{number},"{"x" * 200}"]' for number in range(5000)]
 
 
-def test_a_snapshot_is_never_later_than_what_comes_behind_it() -> None:
-    """Its own time stamp comes from another clock, or is that of its writing."""
+def test_snapshot_is_never_later_than_the_rows_after_it() -> None:
+    """The time stamp of the snapshot comes from another clock, or is the time of its writing."""
     archive = WrittenArchive(snapshot_at=200.0)
     archive.define_orders()
     archive.save()
@@ -276,7 +276,7 @@ def test_a_snapshot_is_never_later_than_what_comes_behind_it() -> None:
         (AsOf(lsn=6), 6),
     ],
 )
-def test_moments_are_positions_between_transactions(archive: WrittenArchive, as_of: AsOf, lsn: int) -> None:
+def test_moment_resolves_to_a_position_between_transactions(archive: WrittenArchive, as_of: AsOf, lsn: int) -> None:
     assert opened(archive).resolve(as_of) == VClock({1: lsn})
 
 
@@ -300,14 +300,14 @@ def test_unsettled_moment_is_rejected_with_the_nearest_one(archive: WrittenArchi
         opened(archive).resolve(as_of)
 
 
-def test_an_lsn_says_nothing_where_several_write(archive: WrittenArchive) -> None:
+def test_lsn_is_ambiguous_with_several_writers(archive: WrittenArchive) -> None:
     archive.write(whole(insert(1, 9, "x", origin=2)))
     archive.save()
     with pytest.raises(NotSettled, match="LSN 3 is ambiguous: 2 instances have written rows; use a vclock"):
         opened(archive).resolve(AsOf(lsn=3))
 
 
-def test_moments_in_a_gap_are_not_known(archive: WrittenArchive) -> None:
+def test_moment_in_a_gap_is_unknown(archive: WrittenArchive) -> None:
     archive.lose(VClock({1: 20}), at=119.0)
     archive.write(whole(insert(21, 21, space=513)))
     archive.save()
@@ -320,18 +320,18 @@ def test_moments_in_a_gap_are_not_known(archive: WrittenArchive) -> None:
         index.resolve(AsOf(vclock=VClock({1: 12})))
 
 
-def test_a_time_behind_what_an_archive_knows_is_refused_with_its_end(archive: WrittenArchive) -> None:
+def test_time_after_the_end_of_an_archive_is_refused_with_that_end(archive: WrittenArchive) -> None:
     index = opened(archive)
     with pytest.raises(EndsEarlier, match=r"ends at 1970-01-01T00:01:46\+00:00, before .*01:46.500000.*use that time"):
         index.resolve(AsOf(time=106.5))
-    archive.save(known_until=200.25)  # as long as no row was written after the last one
+    archive.save(known_until=200.25)  # no row was written between the last row and this time
     index.refresh()
     assert index.resolve(AsOf(time=106.5)) == index.resolve(AsOf(time=200.25)) == VClock({1: 6})
     with pytest.raises(EndsEarlier, match=r"ends at 1970-01-01T00:03:20.250000\+00:00, before"):
         index.resolve(AsOf(time=200.250001))
 
 
-def test_an_archive_without_rows_ends_at_its_snapshot() -> None:
+def test_archive_without_rows_ends_at_its_snapshot() -> None:
     archive = WrittenArchive(snapshot_at=100.0)
     archive.save()
     assert opened(archive).resolve(AsOf(time=100.0)) == VClock()
@@ -341,8 +341,8 @@ def test_an_archive_without_rows_ends_at_its_snapshot() -> None:
     assert opened(archive).resolve(AsOf(time=101.0)) == VClock()
 
 
-def test_of_a_plain_directory_a_time_behind_its_last_row_is_doubtful(archive: WrittenArchive) -> None:
-    assert opened(archive).doubt(AsOf(time=1e9)) is None  # rejected instead
+def test_time_after_the_last_row_of_a_plain_directory_is_doubtful(archive: WrittenArchive) -> None:
+    assert opened(archive).doubt(AsOf(time=1e9)) is None  # archives reject such a time instead
     archive.disk.unlink(f"{archive.directory}/manifest.json")
     index = opened(archive)
     assert index.resolve(AsOf(time=1e9)) == VClock({1: 6})
@@ -352,9 +352,9 @@ def test_of_a_plain_directory_a_time_behind_its_last_row_is_doubtful(archive: Wr
     assert index.doubt(AsOf(time=106.0)) is index.doubt(AsOf(lsn=6)) is None
 
 
-def test_definitions_behind_a_gap_are_those_of_its_snapshot_before_a_row_follows(archive: WrittenArchive) -> None:
+def test_definitions_after_a_gap_are_those_of_its_snapshot(archive: WrittenArchive) -> None:
     index = opened(archive)
-    archive.lose(VClock({1: 20}))  # nothing is defined in the snapshot after it
+    archive.lose(VClock({1: 20}))  # the snapshot after the gap defines nothing
     archive.save()
     for each in (index, opened(archive)):
         each.refresh()
@@ -366,7 +366,7 @@ def test_definitions_behind_a_gap_are_those_of_its_snapshot_before_a_row_follows
     assert _names(index, 21) == ("id",)
 
 
-def test_a_batch_ends_before_a_gap(archive: WrittenArchive) -> None:
+def test_batch_ends_before_a_gap(archive: WrittenArchive) -> None:
     archive.lose(VClock({1: 20}))
     archive.write(whole(insert(21, 21, space=513)))
     archive.save()
@@ -386,14 +386,14 @@ def test_a_batch_ends_before_a_gap(archive: WrittenArchive) -> None:
     assert index.stretches(VClock({1: 20}), VClock({1: 21})) == [(VClock({1: 20}), VClock({1: 21}))]
 
 
-def test_a_space_that_is_made_anew_under_its_name_is_another(archive: WrittenArchive) -> None:
+def test_space_recreated_under_its_name_is_a_format_change(archive: WrittenArchive) -> None:
     archive.write(whole(delete(7, 512, 0, space=288)), whole(delete(8, 512, space=280)), whole(insert(9, 1, space=513)))
     archive.write(whole(define(10, 600, "orders", ("id", "unsigned"))), whole(define_key(11, 600)))
     archive.write(whole(insert(12, 1, space=600)))
     archive.save()
     index = opened(archive)
     (change,) = index.format_changes(512, VClock({1: 4}), index.settled)
-    assert change.before == VClock({1: 10})  # before it gets its key nothing can be written
+    assert change.before == VClock({1: 10})  # until the space has a key, no row can be written
     assert change.space is not None
     assert change.space.id == 600
     ids = {lsn: index.definition_after(VClock({1: lsn}), "orders") for lsn in (0, 6, 9, 10, 12)}

@@ -1,4 +1,4 @@
-"""The runs of an archive: everything appended since the last poll, once."""
+"""The runs of an archive: each poll returns everything appended since the last one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def second_index(archive: WrittenArchive) -> str:
     return f"{DIRECTORY}/{names[1]}"
 
 
-def test_every_run_comes_once(archive: WrittenArchive) -> None:
+def test_every_run_is_returned_once(archive: WrittenArchive) -> None:
     feed = ArchiveRuns(archive.disk, DIRECTORY)
     assert positions(feed) == list(range(2, 12))
     assert not positions(feed)
@@ -52,7 +52,7 @@ def test_runs_state_their_start(archive: WrittenArchive) -> None:
     assert before == VClock({1: 11})
 
 
-def test_an_index_that_was_made_anew_is_read_anew() -> None:
+def test_recreated_index_is_read_again() -> None:
     archive = WrittenArchive()
     archive.define_orders()
     archive.write(whole(insert(3, 3, "x")))
@@ -70,7 +70,7 @@ def test_an_index_that_was_made_anew_is_read_anew() -> None:
     assert [len(added.runs) for added in news.added] == [1]
 
 
-def test_logs_without_an_index_are_refused_and_not_passed_over(archive: WrittenArchive) -> None:
+def test_log_without_an_index_is_refused(archive: WrittenArchive) -> None:
     archive.disk.unlink(second_index(archive))
     with pytest.raises(BrokenIndex, match="run `flowstone archive`"):
         ArchiveRuns(archive.disk, DIRECTORY).poll()
@@ -86,7 +86,7 @@ def test_indexes_that_end_before_the_next_log_are_rejected(archive: WrittenArchi
         ArchiveRuns(archive.disk, DIRECTORY).poll()
 
 
-def test_definitions_come_from_the_newest_file_that_has_them(archive: WrittenArchive) -> None:
+def test_definitions_are_read_from_the_newest_file_before_a_position(archive: WrittenArchive) -> None:
     feed = ArchiveRuns(archive.disk, DIRECTORY)
     assert feed.poll().facts.defined_at(VClock({1: 5})) == f"{DIRECTORY}/{0:020d}.snap"
     alone = write_definitions(archive.disk, DIRECTORY, DefinitionsFile({1: 4}, INSTANCE, "2.11.9", ()))
@@ -96,7 +96,7 @@ def test_definitions_come_from_the_newest_file_that_has_them(archive: WrittenArc
     assert [snapshot.vclock for snapshot in facts.snapshots] == [VClock()]
 
 
-def test_the_newest_snapshot_at_a_position_is_found(archive: WrittenArchive) -> None:
+def test_newest_snapshot_at_a_position_is_found(archive: WrittenArchive) -> None:
     archive.snapshot(VClock({1: 5}), [])
     snapshots = ArchiveRuns(archive.disk, DIRECTORY).poll().facts.snapshots
     assert newest_at(snapshots, VClock({1: 4})) == snapshots[0]

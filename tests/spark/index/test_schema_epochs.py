@@ -1,4 +1,4 @@
-"""Definitions by position: epochs begin after the transactions that change them, and only with committed ones."""
+"""Definitions by position: epochs begin after the transactions that change them, and only after committed ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def epochs() -> SchemaEpochs:
     return epochs
 
 
-def test_each_change_begins_an_epoch(epochs: SchemaEpochs) -> None:
+def test_each_definition_begins_an_epoch(epochs: SchemaEpochs) -> None:
     epochs.settle(VClock({1: 8}), [])
     assert [(epoch.before.get(1), epoch.start.get(1)) for epoch in epochs.epochs] == [
         (0, 0),
@@ -50,7 +50,7 @@ def test_each_change_begins_an_epoch(epochs: SchemaEpochs) -> None:
     assert epochs.at(VClock({1: 8})) is epochs.at(VClock({1: 7}))  # a truncation defines nothing
 
 
-def test_what_nobody_asks_for_is_forgotten(epochs: SchemaEpochs) -> None:
+def test_epochs_before_a_position_can_be_forgotten(epochs: SchemaEpochs) -> None:
     epochs.settle(VClock({1: 8}), [])
     epochs.forget(VClock({1: 5}))
     assert [epoch.start.get(1) for epoch in epochs.epochs] == [4, 6, 8]
@@ -66,7 +66,7 @@ def test_only_settled_definitions_count(epochs: SchemaEpochs) -> None:
     assert epochs.at(VClock({1: 8})).schema.get("renamed") is None
 
 
-def test_definitions_may_begin_from_a_file_of_their_own(epochs: SchemaEpochs) -> None:
+def test_epochs_can_begin_from_a_definitions_file(epochs: SchemaEpochs) -> None:
     epochs.settle(VClock({1: 8}), [])
     rows = rows_of(epochs.at(VClock({1: 8})))
     path = write_definitions(epochs.disk, DIRECTORY, DefinitionsFile({1: 8}, INSTANCE, "2.11.9", rows))
@@ -76,7 +76,7 @@ def test_definitions_may_begin_from_a_file_of_their_own(epochs: SchemaEpochs) ->
     assert other.at(VClock({1: 8})).schema == epochs.at(VClock({1: 8})).schema
 
 
-def test_before_everything_the_first_definitions_hold() -> None:
+def test_initial_definitions_have_the_system_spaces() -> None:
     epochs = SchemaEpochs(WrittenArchive().disk)
     assert epochs.at(VClock()).schema.get("_space") is not None
     epochs.begin(VClock({1: 5}), None)
@@ -84,7 +84,7 @@ def test_before_everything_the_first_definitions_hold() -> None:
     assert epochs.at(VClock()).schema.get("_space") is not None
 
 
-def test_rows_that_define_are_told_apart() -> None:
+def test_rows_with_definitions_are_recognized() -> None:
     rows = slab(whole(insert(1, 1), define(2, 512, "x"), define_key(3, 512)), whole(insert(7, 1, origin=2)))
     assert defining(rows, np.arange(4)).tolist() == [1, 2]
     assert newest(rows, 4) == VClock({1: 3, 2: 7})

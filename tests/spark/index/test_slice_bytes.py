@@ -1,4 +1,4 @@
-"""Transport of slices to executors: the same rows by every way; nothing without the token."""
+"""Transport of slices to executors: the same rows by every transport, and no bytes without the token."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def keys(parts: list[Slice]) -> list[int]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_every_way_brings_the_same_rows(slices: list[Slice], server: SliceServer, transport: Transport) -> None:
+def test_every_transport_delivers_the_same_rows(slices: list[Slice], server: SliceServer, transport: Transport) -> None:
     assert len(slices) > 2
     parts = pickle.loads(pickle.dumps(with_transport(slices, transport, server)))
     assert keys(parts) == list(range(3, 401))
 
 
-def test_what_is_sent_along_or_fetched_needs_no_file(slices: list[Slice], server: SliceServer) -> None:
+def test_inline_and_tcp_slices_need_no_file(slices: list[Slice], server: SliceServer) -> None:
     inline, tcp = with_transport(slices, "inline"), with_transport(slices, "tcp", server)
     assert keys([replace(part, path="/nowhere.xlog") for part in inline]) == list(range(3, 401))
     assert keys([replace(part, path="/nowhere.xlog") for part in tcp]) == list(range(3, 401))
@@ -65,7 +65,7 @@ def test_what_is_sent_along_or_fetched_needs_no_file(slices: list[Slice], server
         keys([replace(part, path="/nowhere.xlog") for part in with_transport(slices, "file")])
 
 
-def test_auto_sends_along_what_is_small(
+def test_auto_transport_sends_small_batches_inline(
     slices: list[Slice], server: SliceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert all(part.data is not None for part in with_transport(slices, "auto", server))
@@ -73,17 +73,17 @@ def test_auto_sends_along_what_is_small(
     assert all(part.data is None and part.remote is not None for part in with_transport(slices, "auto", server))
 
 
-def test_a_slice_is_handed_out_until_its_batch_is_over(slices: list[Slice], server: SliceServer) -> None:
+def test_slice_is_served_until_its_batch_is_over(slices: list[Slice], server: SliceServer) -> None:
     first = with_transport(slices[:1], "tcp", server)
     keys(first)
     server.next_batch()
-    assert keys(first) == keys(slices[:1])  # a task is run again
+    assert keys(first) == keys(slices[:1])  # the task is run again
     server.next_batch()
     with pytest.raises(NoBytes, match="no longer has this slice"):
         keys(first)
 
 
-def test_without_a_token_there_is_nothing(slices: list[Slice], server: SliceServer) -> None:
+def test_request_without_the_token_gets_no_bytes(slices: list[Slice], server: SliceServer) -> None:
     with_transport(slices, "tcp", server)
     with socket.create_connection(server.address, 5) as stranger:
         stranger.sendall(b"\0" * 16)
@@ -91,7 +91,7 @@ def test_without_a_token_there_is_nothing(slices: list[Slice], server: SliceServ
         assert stranger.recv(8) == b""
 
 
-def test_a_reader_that_is_gone_is_one_sentence(slices: list[Slice]) -> None:
+def test_unreachable_reader_is_one_clear_error(slices: list[Slice]) -> None:
     server = SliceServer()
     (part, *_) = with_transport(slices, "tcp", server)
     server.close()
@@ -103,7 +103,7 @@ def test_a_reader_that_is_gone_is_one_sentence(slices: list[Slice]) -> None:
         with_transport(slices, "tcp")
 
 
-def test_a_file_that_was_cut_is_an_error(slices: list[Slice]) -> None:
+def test_truncated_file_is_an_error(slices: list[Slice]) -> None:
     last = slices[-1]
     with pytest.raises(NoBytes, match="file ends before byte"):
         with_transport([replace(last, end=last.end + 10)], "inline")

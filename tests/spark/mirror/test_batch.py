@@ -1,4 +1,4 @@
-"""Changes of a batch in executors, and the driver's reads beside it: mostly without Spark."""
+"""Changes of a batch in executors, and the driver's own reads: mostly without Spark."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Plans:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
-def test_a_large_snapshot_does_not_go_through_the_driver(
+def test_large_snapshot_is_not_read_by_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: Transport
 ) -> None:
     monkeypatch.setattr(slice_bytes, "INLINE_BATCH_MAX", 10)
@@ -109,7 +109,7 @@ def test_a_large_snapshot_does_not_go_through_the_driver(
         assert batch["_tuple_msgpack"].to_pylist() == [pack((1, "a"))]
         for _ in range(2):
             job.load(index.snapshots[-1], [512])
-        with pytest.raises(NoBytes, match="no longer has this slice"):  # what is over is not kept for ever
+        with pytest.raises(NoBytes, match="no longer has this slice"):  # slices of earlier batches are not kept forever
             list(loaded.read(plans.sent.to_batches()))
 
 
@@ -149,21 +149,21 @@ def target(old: Tuples | None = None, **how: Any) -> Target:
     return Target(ORDERS, START, START, old, **how)  # type: ignore[arg-type]
 
 
-def test_the_last_state_of_each_key() -> None:
+def test_fold_has_the_last_state_of_each_key() -> None:
     old = Tuples((2, "was"), (3, "gone"))
     found = folded(target(old), *CHANGES)
     assert states(found) == [("update", (1, "b")), ("update", (2, "new")), ("delete", None), ("upsert", (4, "fresh"))]
     assert (found.change_count, found.newest) == (5, 107_000_000)
-    assert old.asked == 2  # not for the insert, not for the delete
+    assert old.asked == 2  # the insert and the delete need no look-up
 
 
-def test_every_state_for_a_history() -> None:
+def test_fold_has_every_state_for_a_history() -> None:
     found = folded(target(Tuples((2, "was"), (3, "gone")), every_state=True), *CHANGES)
     assert states(found)[:2] == [("insert", (1, "a")), ("update", (1, "b"))]
     assert len(states(found)) == 5
 
 
-def test_what_a_table_has_already_is_left_out() -> None:
+def test_changes_that_a_table_already_has_are_omitted() -> None:
     at = VClock({1: 6})
     old = Tuples((1, "a"), (2, "new"), (4, "fresh"))
     found = folded(Target(ORDERS, at, at, old), *CHANGES)  # type: ignore[arg-type]
@@ -171,16 +171,16 @@ def test_what_a_table_has_already_is_left_out() -> None:
     assert found.change_count == 1
 
 
-def test_a_masked_table_is_told_apart_from_its_exact_twin() -> None:
+def test_masked_table_and_its_exact_twin_have_separate_positions() -> None:
     mask = Masking.parse(["orders.name=redact"]).of(ORDERS)
     found = folded(Target(ORDERS, START, VClock({1: 6}), Tuples((2, "was")), mask), *CHANGES)  # type: ignore[arg-type]
     assert ("update", (1, "b")) in states(found)
     masked = [None if each is None else unpack(each) for each in found.masked.to_pylist()]
     assert masked == [(1, "***"), (2, "***"), None, (4, "***")]
-    assert found.change_count == 1  # the others are in the lake already, if not in the twin
+    assert found.change_count == 1  # the other changes are already in the lake, but not in the twin
 
 
-def test_what_came_before_a_truncation_is_gone() -> None:
+def test_changes_before_a_truncation_are_dropped() -> None:
     index = index_of(*CHANGES, whole(truncate(8)), whole(insert(9, 9, "z")))
     ((space, found),) = job_of(index).truncations(START, index.settled, {512: ORDERS}).items()
     assert (space, found.version, found.lsn, found.time) == (512, 8, 8, 108_000_000)
@@ -196,7 +196,7 @@ def test_what_came_before_a_truncation_is_gone() -> None:
         (delete(8, 512, 1, space=288), delete(9, 512, 0, space=288)),
     ],
 )
-def test_a_space_that_is_dropped_and_made_again_in_a_transaction_is_emptied(dropped: tuple[Row, ...]) -> None:
+def test_space_dropped_and_recreated_in_a_transaction_is_emptied(dropped: tuple[Row, ...]) -> None:
     index = index_of(*CHANGES, whole(*dropped, define_key(11, 512)), whole(insert(12, 9, "z")))
     found = job_of(index).truncations(START, index.settled, {512: ORDERS})
     assert [(space, each.lsn) for space, each in found.items()] == [(512, 9)]
@@ -204,18 +204,18 @@ def test_a_space_that_is_dropped_and_made_again_in_a_transaction_is_emptied(drop
     assert not job_of(secondary).truncations(START, secondary.settled, {512: ORDERS})
 
 
-def test_truncations_of_other_spaces_and_of_other_times_are_none_here() -> None:
+def test_truncations_of_other_spaces_and_other_times_are_ignored() -> None:
     index = index_of(*CHANGES, whole(truncate(8)))
     assert not job_of(index).truncations(START, index.settled, {513: ORDERS})
     assert not job_of(index).truncations(index.settled, index.settled, {512: ORDERS})
     assert not job_of(index).truncations(START, VClock({1: 7}), {512: ORDERS})
 
 
-def test_spaces_without_a_table_are_left_out() -> None:
+def test_spaces_without_a_table_are_skipped() -> None:
     assert list(fold_partition({}, changes(index_of(*CHANGES)))) == []
 
 
-def test_a_target_reaches_executors() -> None:
+def test_target_can_be_pickled() -> None:
     given = Target(ORDERS, START, START, mask=Masking.parse(["orders.name=null"]).of(ORDERS))
     assert pickle.loads(pickle.dumps(given)) == given
 
@@ -256,14 +256,14 @@ BY_NAME = (1, "string")
         ([truncate(8), insert(9, 9, "z"), rekey(10, BY_NAME, space=513), insert(11, 9, "y")], False),
     ],
 )
-def test_rows_of_two_keys_in_a_transaction_are_seen(rows: list[Row], has_both: bool) -> None:
+def test_rows_with_two_keys_in_a_transaction_are_detected(rows: list[Row], has_both: bool) -> None:
     index = index_of(*CHANGES, whole(*rows))
     start = VClock({1: 7})
     emptied = job_of(index).truncations(start, index.settled, [512]).get(512)
     assert job_of(index).has_two_keys(start, index.settled, 512, emptied) is has_both
 
 
-def test_a_small_batch_needs_no_job() -> None:
+def test_small_batch_needs_no_job() -> None:
     index = index_of(*CHANGES)
     job = job_of(index)
     found = job.run(START, index.settled, {512: target(Tuples((2, "was"), (3, "gone")))}, row_count=5)
@@ -272,7 +272,7 @@ def test_a_small_batch_needs_no_job() -> None:
     assert job.run(START, index.settled, {}, row_count=5) == {}
 
 
-def test_a_larger_batch_is_the_same_as_a_job(spark: SparkSession, tmp_path: Path) -> None:
+def test_large_batch_as_a_job_equals_the_drivers_result(spark: SparkSession, tmp_path: Path) -> None:
     archive = WrittenArchive(production().disk, str(tmp_path / "archive"))
     archive.define_orders()
     archive.write(*(whole(insert(3 + number, number % 900, f"n{number}")) for number in range(2000)))
@@ -280,7 +280,7 @@ def test_a_larger_batch_is_the_same_as_a_job(spark: SparkSession, tmp_path: Path
     index = ArchiveIndex.open(production().disk, archive.directory)
     job = ArchiveJob(index, Executors(spark, 2))
     here = job.run(START, index.settled, {512: target()}, row_count=1)[512]
-    for row_count in (SHUFFLE_ROWS - 1, SHUFFLE_ROWS):  # by one task, and by several behind a shuffle
+    for row_count in (SHUFFLE_ROWS - 1, SHUFFLE_ROWS):  # by one task, and by several tasks after a shuffle
         there = job.run(START, index.settled, {512: target()}, row_count=row_count)[512]
         assert there.states.sort_by("sort_key").to_pylist() == here.states.sort_by("sort_key").to_pylist()
         assert (there.change_count, there.newest) == (here.change_count, here.newest) == (2000, 2_102_000_000)

@@ -31,11 +31,11 @@ def chosen(choice: MirrorChoice) -> list[str]:
     return [each.name for each in choice.spaces_of(SCHEMA, {}).values()]
 
 
-def test_all_spaces_that_keep_rows_in_the_log_are_mirrored() -> None:
+def test_spaces_that_log_their_rows_are_mirrored() -> None:
     assert chosen(MirrorChoice()) == ["users", "orders"]
 
 
-def test_spaces_are_chosen_and_left_out_by_name_or_number() -> None:
+def test_spaces_are_included_and_excluded_by_name_or_id() -> None:
     assert chosen(MirrorChoice.parse(["users"], [], [])) == ["users"]
     assert chosen(MirrorChoice.parse(["513"], [], [])) == ["orders"]
     assert chosen(MirrorChoice.parse([], ["513"], [])) == ["users"]
@@ -61,7 +61,7 @@ def test_excluding_an_unknown_space_lists_all_spaces_that_can_be_excluded() -> N
         choice.check_excluded([SCHEMA])
 
 
-def test_an_excluded_space_exists_in_some_source_or_did_when_the_lake_was_begun() -> None:
+def test_excluded_space_must_exist_in_some_source_or_in_the_accepted_list() -> None:
     choice = MirrorChoice.parse([], ["users", "513", "_own"], [])
     choice.check_excluded([Schema({512: USERS}), Schema({513: ORDERS, 300: SYSTEM})])
     choice.check_excluded([Schema({300: SYSTEM})], accepted={"users", "513"})
@@ -69,13 +69,13 @@ def test_an_excluded_space_exists_in_some_source_or_did_when_the_lake_was_begun(
         choice.check_excluded([Schema({300: SYSTEM})], accepted={"users"})
 
 
-def test_a_space_with_a_table_keeps_it_under_another_name() -> None:
+def test_included_space_with_a_table_is_kept_when_renamed() -> None:
     people = msgspec.structs.replace(USERS, name="people")
     after = MirrorChoice.parse(["users"], [], []).spaces_of(Schema({512: people}), {512: USERS})
     assert after == {512: people}
 
 
-def test_columns_are_those_of_the_space() -> None:
+def test_columns_must_be_fields_of_the_space() -> None:
     choice = MirrorChoice.parse([], [], ["users=id"])
     assert choice.columns_of(USERS) == ("id",)
     assert choice.columns_of(ORDERS) is None
@@ -95,7 +95,7 @@ def test_columns_are_those_of_the_space() -> None:
         (MirrorChoice.parse(["_own"], [], []), UnknownSpace, "is a system space"),
     ],
 )
-def test_what_cannot_be_mirrored_is_said(given: MirrorChoice, kind: type[FlowstoneError], message: str) -> None:
+def test_unsupported_choice_is_refused(given: MirrorChoice, kind: type[FlowstoneError], message: str) -> None:
     with pytest.raises(kind) as caught:
         given.check(SCHEMA)
     assert message in str(caught.value)
@@ -111,12 +111,12 @@ def test_what_cannot_be_mirrored_is_said(given: MirrorChoice, kind: type[Flowsto
         (([], [], ["users=a", "users=b"]), "has a duplicate"),
     ],
 )
-def test_contradictions_are_said(given: tuple[list[str], list[str], list[str]], message: str) -> None:
+def test_contradictory_choice_is_refused(given: tuple[list[str], list[str], list[str]], message: str) -> None:
     with pytest.raises(WrongChoice, match=message):
         MirrorChoice.parse(*given)
 
 
-def test_changes_by_what_they_mean_for_tables() -> None:
+def test_changes_are_classified_by_their_effect_on_tables() -> None:
     wider = msgspec.structs.replace(ORDERS, fields=(*ORDERS.fields, FieldDefinition("more", "any")))
     people, more = msgspec.structs.replace(wider, name="people"), space(520, "more")
     assert not changes_between({512: USERS}, {512: USERS})
@@ -125,7 +125,7 @@ def test_changes_by_what_they_mean_for_tables() -> None:
     )
 
 
-def test_a_space_made_again_under_its_name_is_another_one() -> None:
+def test_recreated_space_is_a_drop_and_a_create() -> None:
     again = space(600, "users")
     assert changes_between({512: USERS}, {600: again}) == TableChanges(dropped=(USERS,), created=(again,))
 

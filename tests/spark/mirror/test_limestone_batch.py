@@ -1,4 +1,4 @@
-"""`flowstone mirror` of a Limestone directory: a table per storage, the last version wins, exactly once."""
+"""`flowstone mirror` of a Limestone directory: one table per storage, the last version wins, each change once."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def mirrored(spark: SparkSession, tmp_path: Path) -> Mirrored:
     return Mirrored(spark, WrittenDirectory(tmp_path / "d"), tmp_path / "lake")
 
 
-def test_a_mirror_follows_storages_late_versions_clearings_and_compaction(
+def test_mirror_follows_storages_late_versions_clears_and_compaction(
     mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = mirrored.directory
     detached: list[str] = []
-    # A compacted entry has lost its version and loses against any other, so nothing is late after it.
+    # A compacted entry has lost its version and loses against any other, so no entry may be late after it.
     late = random_sessions(41, 12, is_late=True)
     for channel, epoch, entries in [*late, *(each for each in random_sessions(42, 30) if each[1] > 12)]:
         directory.session(channel, epoch, *entries)
@@ -77,7 +77,7 @@ def test_a_mirror_follows_storages_late_versions_clearings_and_compaction(
             continue
         directory.durable(epoch)
         if epoch == 20:
-            monkeypatch.setattr(limestone_mirror, "DRIVER_ROWS", 0)  # by a Spark job
+            monkeypatch.setattr(limestone_mirror, "DRIVER_ROWS", 0)  # run the batch as a Spark job
         if epoch in (3, 10, 12, 20, 30):
             mirrored.run(max_rows=60)
             assert mirrored.epoch == epoch
@@ -90,7 +90,7 @@ def test_a_mirror_follows_storages_late_versions_clearings_and_compaction(
     assert set(Lake.open(mirrored.lake).tables()) == {f"storage_{each}" for each in (1, 2, 256, 1 << 33)}
 
 
-def test_a_mirror_that_is_killed_between_two_tables_does_each_change_once(
+def test_mirror_killed_between_two_tables_applies_each_change_once(
     mirrored: Mirrored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = mirrored.directory
@@ -124,7 +124,7 @@ def test_a_mirror_that_is_killed_between_two_tables_does_each_change_once(
     assert (mirrored.epoch, mirrored.rows()) == (5, directory.state(5))
 
 
-def test_what_compaction_took_away_ends_a_mirror_or_is_replaced_by_the_state(mirrored: Mirrored) -> None:
+def test_changes_lost_to_compaction_are_an_error_or_replaced_by_the_state(mirrored: Mirrored) -> None:
     directory = mirrored.directory
     directory.session(0, 1, put(1, b"a", b"1", version(1)), put(2, b"a", b"1", version(1)))
     directory.durable(1)
@@ -142,7 +142,7 @@ def test_what_compaction_took_away_ends_a_mirror_or_is_replaced_by_the_state(mir
     assert [row[:3] for row in mirrored.rows()] == [row[:3] for row in directory.state(3)]
 
 
-def test_a_history_is_refused_at_the_front(mirrored: Mirrored) -> None:
+def test_history_is_refused_before_the_lake_is_created(mirrored: Mirrored) -> None:
     with pytest.raises(OtherSettings, match="has no times"):
         check_start([mirrored.directory.path], mirrored.lake, MirrorOptions(history=True))
     assert not os.path.exists(mirrored.lake)

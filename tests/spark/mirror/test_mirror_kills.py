@@ -48,17 +48,17 @@ from tests.web.exposition import checked
 ROWS_BEFORE = 20_000 if FULL else 1_000
 CHANGES = 200_000 if FULL else 7_000
 KILLS = ("opened", "progress") * (5 if FULL else 1)
-"""The event before the kill: the mirror is open, before its first snapshot or batch; or a batch is complete."""
+"""The event before the kill: either the mirror is open, before its first snapshot or batch; or a batch is complete."""
 
 HISTORY_KILLS = KILLS if FULL else KILLS[1:]
 SECONDS_LEFT_MAX = 4.0 if FULL else 2.0
 CHUNK = 250
 GHOST = "ghost"
-"""In every row that will be rolled back, and in no other."""
+"""Text in every row that will be rolled back, and in no other row."""
 
 LATE = 660
 OPTIONS = ["--trigger-seconds=0.2", "--strings-as=binary"]
-"""Some changes cut strings in the middle of characters."""
+"""Text that some changes cut in the middle of characters."""
 
 STEADY = {PLAIN: "plain", PAIRS: "pairs", HASH: "hash", NUMBERED: "numbered", SURE: "sure"}
 
@@ -92,7 +92,7 @@ def ddl() -> list[list[Any]]:
 class Load(Thread):
     """Makes all changes, with definitions and ghosts between them, in as many parts as there are mirrors.
 
-    A part begins when it is released. `problem` is the error that ended it early.
+    A part begins when it is released. `problem` is the error that ended the load early.
     """
 
     def __init__(self, member: Member, seed: int, parts: int) -> None:
@@ -144,13 +144,13 @@ def snapshot_first(member: Member) -> None:
 def kill_often(
     arguments: list[str], directory: Path, load: Load, kills: Sequence[str], seed: int
 ) -> list[MirrorProcess]:
-    """Run mirrors during the load, and kill all but the last; that one is stopped when it is in sync."""
+    """Run mirrors during the load, and kill all but the last one, which is stopped when it is in sync."""
     random = Random(seed)
     runs: list[MirrorProcess] = []
     load.start()
     for kill in kills:
         runs.append(MirrorProcess(arguments, directory))
-        # During the first snapshot, a batch, or between two commits: at any moment.
+        # The kill may come during the first snapshot, during a batch, or between two commits.
         runs[-1].wait_for("its beginning", lambda event: event["event"] == "opened")
         load.released.release()
         if kill == "progress":
@@ -206,7 +206,7 @@ def check_no_ghosts(lake: Path) -> None:
             continue
         try:
             tuples = pq.read_table(file, columns=["_tuple"])["_tuple"].to_pylist()
-        except pa.ArrowInvalid:  # a kill left an incomplete file
+        except pa.ArrowInvalid:  # a file that a kill left incomplete
             commits = "".join(each.read_text() for each in sorted(file.parent.glob("_delta_log/*.json")))
             assert commits
             assert file.name not in commits, file
@@ -246,7 +246,7 @@ def nodes(tmp_path: Path) -> Iterator[Cluster]:
     cluster.close()
 
 
-def test_a_killed_mirror_of_the_real_server_is_what_the_server_is(java: None, real: Cluster, tmp_path: Path) -> None:
+def test_killed_mirror_equals_the_real_server(java: None, real: Cluster, tmp_path: Path) -> None:
     source, lake = real.real("source"), tmp_path / "lake"
     snapshot_first(source)
     load = Load(source, 2, len(KILLS) + 1)
@@ -257,7 +257,7 @@ def test_a_killed_mirror_of_the_real_server_is_what_the_server_is(java: None, re
     assert sum(event["event"] == "snapshot" and event["rows"] is not None for run in runs for event in run.events) <= 1
 
 
-def test_a_killed_history_of_a_cluster_has_each_settled_change_once(java: None, nodes: Cluster, tmp_path: Path) -> None:
+def test_killed_history_of_a_cluster_has_each_settled_change_once(java: None, nodes: Cluster, tmp_path: Path) -> None:
     options: dict[str, Any] = {"replication_synchro_quorum": 1, "replication_synchro_timeout": 5}
     leader = nodes.ours("a", **options)
     others = [nodes.ours(name, replication=[leader.uri], **options) for name in "bc"]
@@ -274,8 +274,8 @@ def test_a_killed_history_of_a_cluster_has_each_settled_change_once(java: None, 
     check_history(lake, leader.directory, begun)
 
 
-@pytest.mark.full_scale(reason="takes a mirror of its own, for one thing")
-def test_a_worker_that_dies_costs_a_task_and_nothing_else(java: None, tmp_path: Path) -> None:
+@pytest.mark.full_scale(reason="needs a separate mirror for a single property")
+def test_dying_worker_only_costs_its_task(java: None, tmp_path: Path) -> None:
     archive = WrittenArchive(production().disk, str(tmp_path / "archive"))
     archive.define_orders()
     keys = [(lsn * 7919) % 20_000 for lsn in range(3, 60_003)]

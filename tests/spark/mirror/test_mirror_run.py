@@ -80,7 +80,7 @@ def by_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("by_jobs")
-def test_a_table_is_what_its_space_is(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_table_equals_its_space(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     archive.write(whole(insert(3, 1, "a"), insert(4, 2, "b")), whole(update(5, 2, ("=", 2, "c"))))
     archive.save()
     lake = tmp_path / "lake"
@@ -101,7 +101,7 @@ def lines_of(lake: Path, name: str) -> list[tuple[Any, ...]]:
     return [(row["id"], row["name"]) for row in rows_of(lake, name)]
 
 
-def test_a_truncated_space_is_an_empty_table(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_truncated_space_empties_its_table(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "a")), whole(insert(4, 2, "b")), whole(truncate(5)), whole(insert(6, 3, "c")))
     archive.save()
@@ -127,7 +127,7 @@ def test_tables_follow_definitions(spark: SparkSession, archive: WrittenArchive,
     mirror_once(spark, [archive.directory], lake)
     assert names_in(lake) == ["sales"]
     assert tuples_of(lake, "sales") == [(1, "x", "more"), (2, "b"), (3, "c", "note")]
-    # Dropped, and created again under its former name and id.
+    # The space is dropped, and created again under its former name and id.
     archive.write(whole(drop_key(9, 512)), whole(drop(10, 512)))
     archive.write(whole(define(11, 512, "orders", ("id", "unsigned"), ("name", "string")), define_key(12, 512)))
     archive.write(whole(insert(13, 7, "g")))
@@ -137,7 +137,9 @@ def test_tables_follow_definitions(spark: SparkSession, archive: WrittenArchive,
     assert tuples_of(lake, "orders") == [(7, "g")]
 
 
-def test_a_space_may_be_filled_where_it_is_made(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_space_can_be_filled_in_the_transaction_that_creates_it(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path
+) -> None:
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "a")))
     archive.write(whole(define(4, 600, "made", *LAYOUT), define_key(5, 600), insert(6, 1, "m", space=600)))
@@ -157,9 +159,9 @@ LAYOUT = (("id", "unsigned"), ("name", "string"))
         ([define(10, 512, "sales", *LAYOUT), rekey(11, NAME), delete(12, "c")], "sales"),
         ([truncate(10), insert(11, 4, "d"), rekey(12, NAME), insert(13, 5, "e")], "orders"),
     ],
-    ids=["rows-of-before", "rows-behind-a-truncation"],
+    ids=["rows-of-before", "rows-after-a-truncation"],
 )
-def test_another_primary_key_is_followed_unless_rows_have_both_in_one_transaction(
+def test_changed_primary_key_is_followed_unless_one_transaction_has_rows_of_both(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path, refused: list[Row], name: str
 ) -> None:
     lake = tmp_path / "lake"
@@ -180,7 +182,7 @@ def test_another_primary_key_is_followed_unless_rows_have_both_in_one_transactio
     assert tuples_of(lake, "orders") == [(3, "c")]
 
 
-def test_definitions_that_change_no_table_end_no_batch(
+def test_definitions_without_a_table_do_not_end_a_batch(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path
 ) -> None:
     lake = tmp_path / "lake"
@@ -195,7 +197,7 @@ def test_definitions_that_change_no_table_end_no_batch(
     assert len(tuples_of(lake, "orders")) == 5
 
 
-def test_spaces_and_columns_are_chosen(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_spaces_and_columns_can_be_chosen(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     layout = (("id", "unsigned"), ("name", "string"))
     archive.write(whole(define(3, 600, "other", *layout), define_key(4, 600)), whole(insert(5, 1, "m", space=600)))
@@ -229,7 +231,7 @@ def test_masked_values_are_nowhere_in_the_lake(spark: SparkSession, archive: Wri
 
 
 def plain_bytes(file: Path) -> bytes:
-    """Return the bytes of a file, with its columns decoded if it has some."""
+    """Return the bytes of a file, with the decoded columns if it is Parquet."""
     if file.suffix != ".parquet":
         return file.read_bytes()
     return repr(pq.read_table(file).to_pylist()).encode() + file.read_bytes()
@@ -243,7 +245,7 @@ def plain_bytes(file: Path) -> bytes:
     ],
     ids=["renamed", "its name is taken"],
 )
-def test_a_masked_field_that_is_renamed_stops_the_mirror(
+def test_renamed_masked_field_stops_the_mirror(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path, fields: list[tuple[str, str]], message: str
 ) -> None:
     lake, spool, masking = tmp_path / "lake", tmp_path / "spool", Masking.parse(["orders.name=null"])
@@ -257,7 +259,7 @@ def test_a_masked_field_that_is_renamed_stops_the_mirror(
 
 
 @pytest.mark.usefixtures("by_jobs")
-def test_a_history_has_every_state(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_history_has_every_state(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "a")), whole(update(4, 1, ("=", 2, "b"))), whole(insert(5, 2, "x")))
     archive.write(whole(delete(6, 1)))
@@ -276,7 +278,7 @@ def test_a_history_has_every_state(spark: SparkSession, archive: WrittenArchive,
     ]
 
 
-def test_rolled_back_rows_are_never_there(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_rolled_back_rows_are_never_in_a_table(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "a")), whole(insert(4, 2, "ghost"), flags=SYNC), whole(insert(5, 3, "b")))
     archive.save()
@@ -288,7 +290,7 @@ def test_rolled_back_rows_are_never_there(spark: SparkSession, archive: WrittenA
     assert tuples_of(lake, "orders") == [(1, "a"), (3, "b"), (4, "c")]
 
 
-def test_a_second_mirror_is_kept_out(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_second_mirror_of_a_lake_is_refused(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     lake.mkdir()
     archive.save()
@@ -299,10 +301,12 @@ def test_a_second_mirror_is_kept_out(spark: SparkSession, archive: WrittenArchiv
     mirror_once(spark, [archive.directory], lake)
 
 
-def test_a_crash_between_two_commits_loses_and_doubles_nothing(
+def test_crash_between_two_commits_applies_each_change_once(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each way to die in a batch is tried once: after the first table's commit, and before the progress is saved."""
+    """The process dies once at each point of a batch: after the first table's commit, and before the
+    progress is saved.
+    """
     lake = tmp_path / "lake"
     layout = (("id", "unsigned"), ("name", "string"))
     archive.write(whole(define(3, 600, "other", *layout), define_key(4, 600)))
@@ -319,7 +323,7 @@ def test_a_crash_between_two_commits_loses_and_doubles_nothing(
             patched.setattr(Lake, "save", dying_after(0, Lake.save))
             with pytest.raises(Died):
                 mirror_once(spark, [archive.directory], lake)
-    # More rows arrive before the restart: the batch differs from the one that was half done.
+    # More rows arrive before the restart, so the batch differs from the unfinished one.
     archive.write(whole(update(lsn + 1, 1, ("+", 3, 1))), whole(bump(lsn + 2, 600)))
     archive.save()
     mirror_once(spark, [archive.directory], lake)
@@ -328,7 +332,7 @@ def test_a_crash_between_two_commits_loses_and_doubles_nothing(
 
 
 class Died(Exception):
-    """Simulates the death of the process."""
+    """Raised to simulate the death of the process."""
 
 
 def dying_after(count: int, original: Any) -> Any:
@@ -343,7 +347,7 @@ def dying_after(count: int, original: Any) -> Any:
     return call
 
 
-def test_a_gap_is_an_error_or_a_new_state(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_gap_is_an_error_or_a_reload(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "a")))
     archive.save()
@@ -370,8 +374,8 @@ def snapshot_rows(spaces: dict[int, str], *rows: tuple[int, Any]) -> list[tuple[
     ]
 
 
-def test_names_follow_a_gap(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
-    """One name is free after it, another belongs to another space."""
+def test_renamed_spaces_are_followed_across_a_gap(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+    """After the gap, one former name is free and the other belongs to a different space."""
     lake, layout = tmp_path / "lake", (("id", "unsigned"), ("name", "string"))
     archive.write(whole(define(3, 600, "other", *layout), define_key(4, 600)), whole(insert(5, 1, "o", space=600)))
     archive.save()
@@ -391,7 +395,7 @@ def test_names_follow_a_gap(spark: SparkSession, archive: WrittenArchive, tmp_pa
     assert "table other renamed: to orders" in [str(event) for event in told]
 
 
-def test_a_space_that_is_gone_before_its_first_load_was_noted_has_no_living_table(
+def test_space_dropped_before_its_first_load_was_saved_has_no_current_table(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = tmp_path / "lake"
@@ -411,7 +415,7 @@ def test_a_space_that_is_gone_before_its_first_load_was_noted_has_no_living_tabl
     assert tuples_of(lake, "orders") == [(1, "a")]
 
 
-def test_a_masked_space_does_not_get_another_name_in_a_gap(
+def test_masked_space_renamed_in_a_gap_stops_the_mirror(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path
 ) -> None:
     lake, spool, masking = tmp_path / "lake", tmp_path / "spool", Masking.parse(["orders.name=null"])
@@ -421,7 +425,7 @@ def test_a_masked_space_does_not_get_another_name_in_a_gap(
     archive.write(whole(define(11, 512, "people", ("id", "unsigned"), ("name", "string")), define_key(12, 512)))
     archive.snapshot(VClock({1: 12}), snapshot_rows({512: "people"}, (512, (5, "secret"))))
     archive.save()
-    with pytest.raises(WrongMask, match="was renamed to 'people', and --mask names one of them"):
+    with pytest.raises(WrongMask, match="was renamed to 'people', and --mask names only one of these"):
         mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking, fail_on_data_loss=False)
     assert names_in(lake) == ["orders"]
 
@@ -445,10 +449,10 @@ def test_several_replica_sets_share_their_tables(spark: SparkSession, archive: W
         mirror_once(spark, [archive.directory], lake)
 
 
-def test_a_mirror_that_was_overtaken_stops_and_changes_nothing(
+def test_overtaken_mirror_stops_without_changes(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On object storage no lock excludes a second mirror; its commits do."""
+    """On object storage, no lock excludes a second mirror, but its commits do."""
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "n", 0)))
     archive.save()
@@ -470,8 +474,12 @@ def test_a_mirror_that_was_overtaken_stops_and_changes_nothing(
     assert tuples_of(lake, "orders") == [(1, "n", 1)]
 
 
-def test_the_directory_of_a_real_server_needs_no_archive(spark: SparkSession, tarantool: Any, tmp_path: Path) -> None:
-    """Local rows count in its vclock, but are in no table; the state is that of its snapshot and later log."""
+def test_directory_of_a_real_server_can_be_mirrored_without_an_archive(
+    spark: SparkSession, tarantool: Any, tmp_path: Path
+) -> None:
+    """Local rows count in the server's vclock, but are in no table; the state is that of the snapshot and the later
+    log.
+    """
     said = tarantool.run(
         """
         box.cfg{log = 'server.log'}
@@ -498,7 +506,7 @@ def test_the_directory_of_a_real_server_needs_no_archive(spark: SparkSession, ta
 
 
 class Done:
-    """A replacement for the tables of a mirror; records maintenance and its times."""
+    """A replacement for the tables of a mirror; it records maintenance and its times."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -513,7 +521,7 @@ class Done:
 
 
 def kept_house(monkeypatch: pytest.MonkeyPatch, hours: int, **options: Any) -> Done:
-    """Return the maintenance of a mirror that has a batch in its first minute, and none later."""
+    """Return the maintenance of a mirror that has a batch in its first minute, and no later one."""
     done = Done()
     monkeypatch.setattr("flowstone.spark.mirror.mirror_run.time.monotonic", lambda: done.now)
     job = mirror_run.MirrorRun(cast(SparkSession, None), [], LakePlace("/lake"), mirror_run.MirrorOptions(**options))
@@ -525,21 +533,21 @@ def kept_house(monkeypatch: pytest.MonkeyPatch, hours: int, **options: Any) -> D
     return done
 
 
-def test_tables_are_compacted_once_and_vacuumed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of versions become old while nothing happens."""
+def test_tables_are_compacted_once_and_vacuumed_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old versions expire even if there are no new changes."""
     done = kept_house(monkeypatch, 50)
     assert [each for each in done.compacted if each[1]] == [(300.0, ["orders"])]
     assert done.vacuumed == [(3600.0, 168), (25 * 3600.0, 168), (49 * 3600.0, 168)]
 
 
-def test_tables_are_vacuumed_where_nobody_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_vacuumed_without_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     done = kept_house(monkeypatch, 2, compact_every=None, vacuum_after=1800.0)
     assert done.compacted == []
     assert done.vacuumed == [(3600.0, 1), (7200.0, 1)]
     assert kept_house(monkeypatch, 2, vacuum_after=None).vacuumed == []
 
 
-def test_a_mirror_that_runs_once_keeps_house_at_its_end() -> None:
+def test_mirror_that_runs_once_compacts_and_vacuums_at_the_end() -> None:
     done = Done()
     job = mirror_run.MirrorRun(cast(SparkSession, None), [], LakePlace("/lake"), mirror_run.MirrorOptions(once=True))
     job._tables = cast(MirrorTables, done)
@@ -560,7 +568,7 @@ def test_a_mirror_that_runs_once_keeps_house_at_its_end() -> None:
         ("spark://head:7077", "file", None, "file", None),
     ],
 )
-def test_executors_get_the_log_where_they_find_the_driver(
+def test_executors_fetch_slices_at_the_drivers_address(
     master: str, asked: Transport, address: str | None, transport: str, listens: str | None
 ) -> None:
     conf = SimpleNamespace(get={"spark.driver.host": "127.0.0.2"}.get)
@@ -583,7 +591,7 @@ def test_executors_get_the_log_where_they_find_the_driver(
         ("/lake", "/lakes/spool", True, "/lakes/spool"),
     ],
 )
-def test_where_the_spool_is(lake: str, spool: str | None, masked: bool, wanted: str) -> None:
+def test_spool_location_is_chosen_by_the_lake(lake: str, spool: str | None, masked: bool, wanted: str) -> None:
     assert LakePlace.of(lake, spool, is_masked=masked, has_live=True).spool == wanted
 
 
@@ -596,6 +604,6 @@ def test_where_the_spool_is(lake: str, spool: str | None, masked: bool, wanted: 
         ("file:///lake", "/lake/deep/spool", True, "is inside the lake"),
     ],
 )
-def test_where_the_spool_cannot_be(lake: str, spool: str | None, masked: bool, message: str) -> None:
+def test_invalid_spool_location_is_refused(lake: str, spool: str | None, masked: bool, message: str) -> None:
     with pytest.raises(WrongPlace, match=message):
         LakePlace.of(lake, spool, is_masked=masked, has_live=True)

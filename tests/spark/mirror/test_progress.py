@@ -20,7 +20,7 @@ from flowstone.spark.mirror.progress import (
 UUID = "aaaaaaaa-0000-4000-8000-000000000001"
 
 
-def test_rates_are_those_of_the_last_seconds() -> None:
+def test_rates_cover_the_last_seconds() -> None:
     meter = Meter(100.0)
     meter.table(100.5, "users", 400, 1)
     meter.table(101.0, "orders", 600, 7)
@@ -34,7 +34,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert meter.progress(120.0, at, {}).changes == 1000
 
 
-def test_where_nothing_waits_there_is_no_lag() -> None:
+def test_lag_is_none_or_zero_when_idle() -> None:
     meter = Meter(0.0)
     meter.idle()
     assert meter.progress(1.0, {}, {}).lag is None
@@ -43,7 +43,7 @@ def test_where_nothing_waits_there_is_no_lag() -> None:
     assert meter.progress(1.0, {}, {}).lag == 0.0
 
 
-def test_events_are_json_objects_with_their_kind() -> None:
+def test_event_is_a_json_object_with_its_kind() -> None:
     event = MirrorSnapshot(UUID, {1: 5}, 10)
     assert msgspec.json.decode(msgspec.json.encode(event)) == {
         "event": "snapshot",
@@ -69,5 +69,5 @@ def test_events_are_json_objects_with_their_kind() -> None:
         ),
     ],
 )
-def test_events_are_sentences(event: MirrorEvent, sentence: str) -> None:
+def test_event_is_a_sentence(event: MirrorEvent, sentence: str) -> None:
     assert str(event) == sentence

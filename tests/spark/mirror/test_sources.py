@@ -29,7 +29,7 @@ def archive(tmp_path: Path) -> WrittenArchive:
     return written
 
 
-def test_a_directory_is_seen_as_it_grows(archive: WrittenArchive) -> None:
+def test_directory_source_follows_the_log_and_keeps_it(archive: WrittenArchive) -> None:
     source = DirectorySource(archive.directory)
     assert (source.replicaset_uuid, source.target()) == (UUID, VClock({1: 2}))
     archive.write(whole(insert(3, 1, "a")))
@@ -42,11 +42,11 @@ def test_a_directory_is_seen_as_it_grows(archive: WrittenArchive) -> None:
     assert ArchiveIndex.open(production().disk, archive.directory).earliest == VClock()
 
 
-def test_the_server_that_logged_says_its_version(archive: WrittenArchive) -> None:
+def test_server_version_is_that_of_the_log(archive: WrittenArchive) -> None:
     assert ArchiveIndex.open(production().disk, archive.directory).server_version == (2, 11, 9)
 
 
-def test_a_spool_has_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spool_has_only_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.spark.sources.tarantool.spool.LOCK_SECONDS", 0.2)
     spool = tmp_path / "spools" / UUID
     spool.mkdir(parents=True)
@@ -65,7 +65,7 @@ def test_a_spool_has_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     lock.release()
 
 
-def test_a_spool_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+def test_spool_that_cannot_begin_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(FlowstoneError):
         LiveSource(
             [parse_uri(f"127.0.0.1:{free_port()}")],
@@ -81,8 +81,8 @@ def test_a_spool_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tarantool")
-def test_a_spool_that_stops_says_nothing_of_it(tmp_path: Path) -> None:
-    """Its mirror reports the stop: one message is enough."""
+def test_source_that_is_closed_sends_no_message(tmp_path: Path) -> None:
+    """Only the mirror reports the stop: one message is enough."""
     said: list[str] = []
     with RealServer(tmp_path / "master") as server:
         members = [parse_uri(server.uri)]
@@ -101,7 +101,7 @@ def test_a_spool_that_stops_says_nothing_of_it(tmp_path: Path) -> None:
     assert not any("stopped" in line for line in said)
 
 
-def test_once_does_not_wait_for_what_waits_for_a_quorum() -> None:
+def test_once_does_not_wait_for_unsettled_rows() -> None:
     class Source:
         received = VClock({1: 9})
         index = SimpleNamespace(settled=VClock({1: 7}))

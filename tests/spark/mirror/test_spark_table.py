@@ -15,7 +15,7 @@ from tests.places import ROOT
 from tests.spark.lake_rows_given import ORDERS, UUID, folded, key_of, packed, states
 
 
-def test_keys_that_are_gone_are_rows_without_a_tuple() -> None:
+def test_deleted_keys_are_rows_without_a_tuple() -> None:
     source = state_source(LakeSchema(ORDERS, (UUID,)), RowChanges.of(folded({1: packed(1, "x", 2), 2: None}), b""))
     assert [(row["_key"], row["id"], row["_tuple"]) for row in source.to_pylist()] == [
         (key_of(1), 1, packed(1, "x", 2)),
@@ -37,9 +37,9 @@ def test_history_merges_ends_by_key_and_inserts_new_states() -> None:
     assert all(row["_source_key"] is None for row in added)
 
 
-@pytest.mark.full_scale(reason="FLOWSTONE_SCALE=full resolves Delta's jars with Maven")
+@pytest.mark.full_scale(reason="needs Delta's jars, which FLOWSTONE_SCALE=full resolves with Maven")
 @pytest.mark.timeout(1800)
-def test_tables_behave_the_same_with_deltas_jars(java: None) -> None:
+def test_tables_behave_the_same_with_the_jars_of_delta(java: None) -> None:
     module = ROOT / "tests/lake/test_embedded_table.py"
     environment = os.environ | {"FLOWSTONE_LAKE_ENGINE": "spark"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600", str(module)]

@@ -1,4 +1,4 @@
-"""Reasons to reject a mirror are found before Spark starts, and before anything is created."""
+"""Reasons to reject a mirror: they are found before Spark starts, and before anything is created."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def mode(path: str) -> int:
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mirror that starts, and has nothing to do."""
+    """A mirror that starts without changes to apply."""
     monkeypatch.setattr(MirrorRun, "_make_executors", lambda self, stack: None)
     monkeypatch.setattr(MirrorRun, "_loop", lambda self: None)
 
@@ -84,7 +84,7 @@ def start(sources: list[Any], lake: Path, spool: Path, options: MirrorOptions) -
 
 @pytest.mark.usefixtures("without_spark")
 @pytest.mark.parametrize(("options", "kind", "message"), REFUSED)
-def test_a_live_source_is_asked_before_a_spool_begins(
+def test_live_source_is_checked_before_a_spool_begins(
     node_server: str, tmp_path: Path, options: MirrorOptions, kind: type[FlowstoneError], message: str
 ) -> None:
     members = [parse_uri(node_server)]
@@ -95,7 +95,7 @@ def test_a_live_source_is_asked_before_a_spool_begins(
             start([members], tmp_path / "lake", tmp_path / "spool", options)
 
 
-def test_a_directory_is_read_before_anything_is_made(tmp_path: Path) -> None:
+def test_directory_is_checked_before_the_lake_is_created(tmp_path: Path) -> None:
     written = WrittenArchive(production().disk, str(tmp_path / "archive"))
     written.define_orders()
     layout = [{"name": "id", "type": "unsigned"}, {"name": "name", "type": "string"}]
@@ -113,7 +113,7 @@ def test_a_directory_is_read_before_anything_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_only_the_mirror_may_read_its_spool(node_server: str, tmp_path: Path) -> None:
+def test_spool_is_readable_only_by_its_mirror(node_server: str, tmp_path: Path) -> None:
     members = [parse_uri(node_server)]
     uuid = origin_of(members, []).replicaset_uuid
     spool = tmp_path / "spool"
@@ -123,7 +123,7 @@ def test_only_the_mirror_may_read_its_spool(node_server: str, tmp_path: Path) ->
     assert [mode(f"{tmp_path}/plain{each}") for each in ("", f"/{uuid}")] == [0o700] * 2
 
 
-def test_while_nobody_answers_the_only_replica_set_of_the_lake_is_meant(tmp_path: Path) -> None:
+def test_unreachable_source_is_the_only_replica_set_of_the_lake(tmp_path: Path) -> None:
     nobody = [parse_uri(f"127.0.0.1:{free_port()}")]
     assert origin_of(nobody, [UUID]).replicaset_uuid == UUID
     for known in ([], [UUID, "another"]):
@@ -136,7 +136,7 @@ def test_while_nobody_answers_the_only_replica_set_of_the_lake_is_meant(tmp_path
     assert check_start([nobody], lake, MirrorOptions()) == [nobody]
 
 
-def test_what_contradicts_the_lake_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
+def test_source_or_options_that_contradict_the_lake_are_refused(archive: WrittenArchive, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
     Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), settings=MASKED.settings))
     (opened,) = check_start([archive.directory], lake, MASKED)
@@ -152,11 +152,11 @@ def test_what_contradicts_the_lake_is_refused(archive: WrittenArchive, tmp_path:
         check_start([archive.directory], lake, MASKED)
 
 
-def test_exclude_of_a_space_that_has_a_table_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
+def test_exclude_of_a_space_with_a_table_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
     begun = MirrorOptions(choice=MirrorChoice.parse([], ["queue"], []))
     Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=begun.settings))
-    assert check_start([archive.directory], lake, begun), "a space that was excluded and is gone"
+    assert check_start([archive.directory], lake, begun), "a space that was excluded and no longer exists"
     for name in ("orders", "512"):
         with pytest.raises(OtherSettings, match=r"space 'orders' cannot be excluded: it already has a table in"):
             check_start([archive.directory], lake, MirrorOptions(choice=MirrorChoice.parse([], [name], [])))
@@ -165,7 +165,7 @@ def test_exclude_of_a_space_that_has_a_table_is_refused(archive: WrittenArchive,
 def test_exclude_of_a_dropped_space_is_accepted_for_a_lake_whose_settings_do_not_name_exclusions(
     archive: WrittenArchive, tmp_path: Path
 ) -> None:
-    """A lake that was created before exclusions were saved: the space may have been dropped since."""
+    """In a lake that was created before exclusions were saved, the space may have been dropped since."""
     lake = str(tmp_path / "lake")
     options = MirrorOptions(choice=MirrorChoice.parse([], ["queue"], []))
     settings = {name: value for name, value in options.settings.items() if name != "excluded"}
@@ -178,7 +178,7 @@ def test_exclude_of_a_dropped_space_is_accepted_for_a_lake_whose_settings_do_not
         check_start([archive.directory], lake, options)
 
 
-def test_exclude_of_a_new_space_is_not_refused_while_a_known_source_is_away(
+def test_exclude_of_an_unknown_space_is_accepted_while_its_source_is_unreachable(
     archive: WrittenArchive, tmp_path: Path
 ) -> None:
     nobody, lake = [parse_uri(f"127.0.0.1:{free_port()}")], str(tmp_path / "lake")
@@ -189,7 +189,7 @@ def test_exclude_of_a_new_space_is_not_refused_while_a_known_source_is_away(
 
 
 class DeltaSession:
-    """The part of a session with Delta's jars that a start inspects. Its catalog has the schema `default`."""
+    """The part of a session with Delta's jars that a start inspects; its catalog has the schema `default`."""
 
     conf: ClassVar = {"spark.sql.extensions": EXTENSION}
 
@@ -202,7 +202,9 @@ class DeltaSession:
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_catalog_without_the_schema_is_refused_before_anything_is_made(archive: WrittenArchive, tmp_path: Path) -> None:
+def test_catalog_without_the_schema_is_refused_before_the_lake_is_created(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
     session = cast(SparkSession, DeltaSession())
     place = LakePlace(str(tmp_path / "lake"), str(tmp_path / "spool"))
     with nothing_new(tmp_path), pytest.raises(WrongPlace, match=r"--catalog shop: no such schema .*; create it"):
@@ -210,7 +212,7 @@ def test_catalog_without_the_schema_is_refused_before_anything_is_made(archive: 
     MirrorRun(session, [archive.directory], place, MirrorOptions(catalog="default")).run()
 
 
-def test_a_lake_that_is_written_to_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
+def test_lake_in_use_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     lake.mkdir()
     lock = production().disk.lock(str(lake))
@@ -220,7 +222,7 @@ def test_a_lake_that_is_written_to_is_refused(archive: WrittenArchive, tmp_path:
     check_start([archive.directory], str(lake), MirrorOptions())
 
 
-def test_of_a_lake_elsewhere_only_the_mirror_knows() -> None:
+def test_remote_lake_is_not_checked_at_the_start() -> None:
     nobody = [parse_uri(f"127.0.0.1:{free_port()}")]
     assert check_start([nobody], "s3a://bucket/lake", MirrorOptions()) == [nobody]
 
@@ -230,7 +232,7 @@ def fill_and_fail(directory: Path) -> None:
     raise DataLoss("gone")
 
 
-def test_an_error_takes_away_what_is_new_and_empty(tmp_path: Path) -> None:
+def test_error_removes_new_empty_directories(tmp_path: Path) -> None:
     there, full, empty = (tmp_path / name for name in ("there", "full", "empty"))
     there.mkdir()
     with pytest.raises(DataLoss), made(*map(str, (there, full, empty, empty / "within"))):

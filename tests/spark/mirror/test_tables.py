@@ -34,7 +34,7 @@ RULES = UpdateRules(fills_gaps=True)
 
 
 def states(*rows: tuple[int, tuple[Any, ...] | None]) -> pa.Table:
-    """Return states by the LSN of their change; key 1 if there is no tuple."""
+    """Return states by the LSN of their change; the key is 1 if there is no tuple."""
     tuples = pa.array([None if row is None else pack(row) for _, row in rows], pa.binary())
     whole = pa.array([pack(row or (1, "")) for _, row in rows], pa.binary())
     columns: dict[str, Any] = {
@@ -71,7 +71,7 @@ class Place:
         return MirrorTables(NOTHING, *lakes, masking, MirrorChoice(), **how, on_event=self.told.append)
 
 
-def test_a_masked_table_has_a_twin_with_the_exact_tuples(tmp_path: Path) -> None:
+def test_masked_table_has_a_twin_with_the_exact_tuples(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
     place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     place.tables.commit(ORDERS, folded((3, (1, "secret")), (4, (2, "more"))), UUID, VClock({1: 4}))
@@ -79,16 +79,16 @@ def test_a_masked_table_has_a_twin_with_the_exact_tuples(tmp_path: Path) -> None
     assert tuples_of(place.exact, "orders") == [(1, "secret"), (2, "more")]
 
 
-def test_a_space_that_is_filled_where_it_is_made_is_there_in_one_commit(tmp_path: Path) -> None:
+def test_space_filled_in_its_first_transaction_is_created_in_one_commit(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
-    for tables in (place.tables, place.opened(MASKED)):  # the second one again, as if the first had been killed
+    for tables in (place.tables, place.opened(MASKED)):  # the second time, as if the first mirror had been killed
         made = folded((3, None), (4, (2, "secret")), (5, (3, "more")))
         assert tables.create([ORDERS], UUID, VClock({1: 5}), {512: made}) == {512: 0}
     assert tuples_of(place.lake, "orders") == [(2, "***"), (3, "***")]
     assert tuples_of(place.exact, "orders") == [(2, "secret"), (3, "more")]
 
 
-def test_a_history_has_the_states_between_of_the_transaction_that_makes_a_space(tmp_path: Path) -> None:
+def test_history_has_the_intermediate_states_of_the_creating_transaction(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED, history=True)
     made = folded((3, (1, "first")), (4, (1, "second")), (5, (2, "other")))
     assert place.tables.create([ORDERS], UUID, VClock({1: 5}), {512: made}) == {512: 0}
@@ -103,13 +103,13 @@ def test_a_history_has_the_states_between_of_the_transaction_that_makes_a_space(
     assert tuples_of(place.exact, "orders") == [(1, "second"), (2, "other")]
 
 
-def test_what_a_snapshot_does_not_have_is_marked_with_its_twin(tmp_path: Path) -> None:
-    """The same snapshot as at the creation of the tables, with other spaces chosen, or a later one."""
+def test_spaces_missing_in_a_snapshot_are_dropped_with_their_twin(tmp_path: Path) -> None:
+    """The same snapshot as when the tables were created, with other spaces chosen, or a later snapshot."""
     for number, history in enumerate((False, True)):
         place = Place(tmp_path / str(number), MASKED, history=history)
         place.tables.create([ORDERS, named("shop", 513)], UUID, VClock({1: 2}), {})
         place.tables.leave([], {513: named("shop", 513)}, OTHER_UUID, VClock({1: 2}), 0)
-        assert len(Lake.open(str(place.lake)).tables()) == 2  # nothing there belongs to that replica set
+        assert len(Lake.open(str(place.lake)).tables()) == 2  # no table in the lake belongs to that replica set
         place.tables.leave([], {513: named("shop", 513)}, UUID, VClock({1: 2}), 0)
         assert (list(Lake.open(str(place.lake)).tables()), Lake.open(str(place.exact)).tables()) == (["shop"], {})
         place.tables.leave([], {}, UUID, VClock({1: 3}), 0)
@@ -117,7 +117,7 @@ def test_what_a_snapshot_does_not_have_is_marked_with_its_twin(tmp_path: Path) -
         assert [str(event) for event in place.told[2:]] == ["table orders dropped", "table shop dropped"]
 
 
-def test_a_twin_that_is_behind_catches_up_and_the_table_takes_nothing_twice(tmp_path: Path) -> None:
+def test_lagging_twin_catches_up_and_the_table_applies_changes_once(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
     place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     table = Lake.open(str(place.lake)).table("orders")
@@ -125,11 +125,11 @@ def test_a_twin_that_is_behind_catches_up_and_the_table_takes_nothing_twice(tmp_
     mask = MASKED.of(ORDERS)
     assert mask is not None
     shown = mask.definition(ORDERS)
-    table.merge(states((5, (1, "***"))), shown, VClock({1: 5}), UUID)  # and then it was killed
+    table.merge(states((5, (1, "***"))), shown, VClock({1: 5}), UUID)  # the mirror was killed here
     again = place.opened(MASKED)
     target = again.targets({512: ORDERS}, UUID, {}, RULES)[512]
     assert (target.applied, target.shown) == (VClock({1: 2}), VClock({1: 5}))
-    # A smaller batch than the half-done one: the table must not move backwards.
+    # The batch is smaller than the unfinished one: the table must not move backwards.
     again.commit(ORDERS, folded((4, (1, "older"))), UUID, VClock({1: 4}))
     assert table.version == Lake.open(str(place.lake)).table("orders").version  # type: ignore[union-attr]
     assert tuples_of(place.exact, "orders") == [(1, "older")]
@@ -138,7 +138,7 @@ def test_a_twin_that_is_behind_catches_up_and_the_table_takes_nothing_twice(tmp_
     assert tuples_of(place.lake, "orders") == [(1, "***")]
 
 
-def test_a_batch_without_changes_commits_nothing(tmp_path: Path) -> None:
+def test_batch_without_changes_commits_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     assert place.tables.commit(ORDERS, None, UUID, VClock({1: 3})) is None
@@ -148,7 +148,7 @@ def test_a_batch_without_changes_commits_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_a_truncation_leaves_what_came_behind_it(tmp_path: Path) -> None:
+def test_truncation_keeps_later_rows(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     place.tables.commit(ORDERS, folded((3, (1, "a")), (4, (2, "b"))), UUID, VClock({1: 4}))
@@ -158,10 +158,10 @@ def test_a_truncation_leaves_what_came_behind_it(tmp_path: Path) -> None:
     assert str(place.told[-1]) == "table orders truncated"
 
 
-def test_masks_do_not_go_along_with_a_new_name(tmp_path: Path) -> None:
+def test_masked_space_cannot_be_renamed(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
     place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
-    with pytest.raises(LakeError, match="was renamed to 'sales', and --mask names one of them"):
+    with pytest.raises(LakeError, match="was renamed to 'sales', and --mask names only one of these"):
         place.tables.rename([(ORDERS, msgspec.structs.replace(ORDERS, name="sales"))], UUID, VClock({1: 3}))
 
 
@@ -169,21 +169,21 @@ def named(name: str, number: int) -> SpaceDefinition:
     return msgspec.structs.replace(ORDERS, name=name, id=number)
 
 
-def test_a_name_is_taken_over_in_the_transaction_that_frees_it(tmp_path: Path) -> None:
+def test_name_can_be_reused_in_the_transaction_that_frees_it(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     shop, import_ = named("shop", 512), named("import", 513)
     place.tables.create([shop, import_], UUID, VClock({1: 2}), {})
     for space, text in ((shop, "old"), (import_, "new")):
         place.tables.commit(space, folded((3, (1, text))), UUID, VClock({1: 3}))
-    # The space with the lesser id comes last: its new name belongs to another one until then.
+    # The space with the smaller id comes last, because its new name belongs to another space until then.
     pairs = [(import_, named("shop", 513)), (shop, named("shop_old", 512))]
-    for tables in (place.tables, place.opened(Masking())):  # the second one again, as if the first had been killed
+    for tables in (place.tables, place.opened(Masking())):  # the second time, as if the first mirror had been killed
         tables.rename(pairs, UUID, VClock({1: 4}))
         assert sorted(Lake.open(str(place.lake)).tables()) == ["shop", "shop_old"]
         assert (tuples_of(place.lake, "shop"), tuples_of(place.lake, "shop_old")) == ([(1, "new")], [(1, "old")])
 
 
-def test_names_that_are_exchanged_in_one_transaction_are_refused_before_anything_is_done(tmp_path: Path) -> None:
+def test_swapped_names_in_one_transaction_are_refused_before_any_change(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     one, other, third = named("one", 512), named("other", 513), named("third", 514)
     place.tables.create([one, other, third], UUID, VClock({1: 2}), {})
@@ -193,14 +193,14 @@ def test_names_that_are_exchanged_in_one_transaction_are_refused_before_anything
     assert sorted(Lake.open(str(place.lake)).tables()) == ["one", "other", "third"]
 
 
-def test_a_space_that_is_created_meanwhile_has_the_types_that_were_chosen(tmp_path: Path) -> None:
+def test_later_created_table_has_the_chosen_column_types(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     types = ColumnOptions(unsigned_as="decimal", strings_as="binary")
     place.opened(Masking(), types).create([ORDERS], UUID, VClock({1: 2}), {})
     assert Lake.open(str(place.lake)).tables()["orders"].schema.options == types
 
 
-def test_all_tables_are_vacuumed_also_those_of_spaces_that_are_gone(tmp_path: Path) -> None:
+def test_all_tables_are_vacuumed_including_those_of_dropped_spaces(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
     sales = msgspec.structs.replace(ORDERS, id=513, name="sales")
     place.tables.create([ORDERS, sales], UUID, VClock({1: 2}), {})
@@ -214,7 +214,8 @@ def test_all_tables_are_vacuumed_also_those_of_spaces_that_are_gone(tmp_path: Pa
     place.tables = place.opened(MASKED)
     place.tables.commit(ORDERS, folded((6, (2, "more"))), UUID, VClock({1: 6}))
     place.tables.vacuum(0)
-    place.tables.commit(ORDERS, folded((7, (3, "and more"))), UUID, VClock({1: 7}))  # it is at its newest version
+    # The table is at its newest version.
+    place.tables.commit(ORDERS, folded((7, (3, "and more"))), UUID, VClock({1: 7}))
     assert tuples_of(place.exact, "orders") == [(1, "at 4"), (2, "more"), (3, "and more")]
 
 
@@ -223,7 +224,7 @@ def test_deleted_table_is_reported_missing(tmp_path: Path) -> None:
         Place(tmp_path, Masking()).tables.targets({512: ORDERS}, UUID, {}, RULES)
 
 
-def test_a_table_that_is_gone_is_missed_where_its_space_has_another_name(tmp_path: Path) -> None:
+def test_missing_table_of_a_renamed_space_is_reported(tmp_path: Path) -> None:
     sales = msgspec.structs.replace(ORDERS, name="sales")
     with pytest.raises(LakeError, match="the table of space 'orders' is missing; restore its directory"):
         Place(tmp_path, Masking()).tables.leave([(ORDERS, sales)], {512: sales}, UUID, VClock({1: 5}), 0)
@@ -236,11 +237,11 @@ def test_catalog_schema_must_exist(spark: SparkSession) -> None:
             check_catalog(spark, name)
 
 
-def test_the_last_state_of_each_key() -> None:
+def test_last_states_keep_the_last_state_of_each_key() -> None:
     found = last_states(states((1, (1, "a")), (2, (1, "b")), (3, (2, "c")), (4, (3, "d")), (5, (3, "e"))))
     assert [unpack(each)[1] for each in found["tuple"].to_pylist()] == ["b", "c", "e"]
     assert last_states(EMPTY).num_rows == 0
 
 
-def test_moments() -> None:
+def test_moment_is_a_utc_time() -> None:
     assert at(1_500_000).isoformat() == "1970-01-01T00:00:01.500000+00:00"

@@ -1,4 +1,4 @@
-"""Restored data: a snapshot in the order and with the rows of a real one, tables, or nothing at all."""
+"""Restored data: a snapshot in the order and with the rows of a real one, tables, or no files at all."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def rows_of(path: Path) -> tuple[Meta, list[Row]]:
         return log.meta, [row for slab in log.slabs() for row in slab.rows(range(len(slab)))]  # type: ignore[arg-type]
 
 
-def test_all_formats_at_once(spark: SparkSession, archive: BoxArchive, index: ArchiveIndex, tmp_path: Path) -> None:
+def test_all_formats_are_restored_at_once(
+    spark: SparkSession, archive: BoxArchive, index: ArchiveIndex, tmp_path: Path
+) -> None:
     position, out = archive.position, tmp_path / "out"
     told: list[str] = []
     found = restore_archive(spark, index, position, str(out), formats=("snap", "delta", "parquet"), tell=told.append)
@@ -99,7 +101,7 @@ def _check_snapshot(archive: BoxArchive, path: Path) -> None:
         (request[0x10], pack(request[0x21])) for row in rows if (request := unpack_body(row.body)) and row.type == 2
     ]
     held = dict(archive.held[archive.lsn])
-    # Only snapshots have numbers that inserts took.
+    # Only snapshots contain the values to which inserts advanced the sequences.
     held[285] = [pack((1, 40))]
     assert tuples == [(space_id, raw) for space_id in sorted(held) for raw in held[space_id]]
     states = [number for number, row in enumerate(rows) if row.type != RequestType.INSERT]
@@ -111,10 +113,10 @@ def _check_snapshot(archive: BoxArchive, path: Path) -> None:
     assert decode_control(promote.type, promote.body) == Promote(0, 0, 0, VClock())
 
 
-def test_the_command(
+def test_restore_command_writes_a_snapshot(
     spark: SparkSession, archive: BoxArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lsn = archive.lsn - 1  # after the truncation and later rows of its transaction
+    lsn = archive.lsn - 1  # after the truncation and the later rows of its transaction
     arguments = ["restore", archive.directory, "--to", str(lsn), "--out", str(tmp_path / "out"), "--json"]
     assert run(arguments) == 0
     told = json.loads(capsys.readouterr().out)
@@ -123,7 +125,8 @@ def test_the_command(
     assert told["replicaset_uuid"] == UUID
     assert {"id": 512, "name": "orders", "rows": 1} in told["spaces"]
     _, rows = rows_of(Path(told["files"]["snap"]))
-    assert sum(each["rows"] for each in told["spaces"]) == told["rows"] == len(rows) - 2 - 1  # states; the sequence
+    # The snapshot also has two states and a sequence.
+    assert sum(each["rows"] for each in told["spaces"]) == told["rows"] == len(rows) - 2 - 1
     assert run(arguments) == 2
     assert "is not empty" in capsys.readouterr().err
 
@@ -136,7 +139,7 @@ def test_the_command(
         ("1970-01-01T12:00:00Z", False, ["rows written between then and 1970-01-01T12:00:00"]),
     ],
 )
-def test_the_command_takes_the_end_of_a_log(
+def test_restore_command_accepts_the_end_of_a_log(
     spark: SparkSession,
     archive: BoxArchive,
     tmp_path: Path,
@@ -145,7 +148,9 @@ def test_the_command_takes_the_end_of_a_log(
     has_manifest: bool,
     notes: list[str],
 ) -> None:
-    """A plain directory does not say until when it was written: the command reports that its end is used."""
+    """A plain directory does not record until when it was written: the command reports that it uses the end
+    of the log.
+    """
     directory = shutil.copytree(archive.directory, tmp_path / "logs")
     if not has_manifest:
         (directory / "manifest.json").unlink()
@@ -156,7 +161,7 @@ def test_the_command_takes_the_end_of_a_log(
     assert all(part in note for part, note in zip(notes, told["notes"], strict=True))
 
 
-def test_nothing_remains_of_what_fails(
+def test_failed_restore_leaves_no_files(
     spark: SparkSession, index: ArchiveIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FullDisk(SnapWriter):
@@ -172,7 +177,7 @@ def test_nothing_remains_of_what_fails(
 # --- without Spark ------------------------------------------------------------------------------------------------
 
 
-def test_an_output_must_be_new_or_empty(tmp_path: Path) -> None:
+def test_output_must_be_new_or_empty(tmp_path: Path) -> None:
     check_output(str(tmp_path / "new"))
     check_output(str(tmp_path))
     (tmp_path / "file").touch()
@@ -186,7 +191,7 @@ def test_an_output_must_be_new_or_empty(tmp_path: Path) -> None:
         check_output(str(tmp_path / "link"))
 
 
-def test_a_directory_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+def test_output_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     out = tmp_path / "a" / "out"
     with destination(SystemDisk(), str(out)) as unfinished:
         (Path(unfinished) / "file").touch()
@@ -197,9 +202,9 @@ def test_a_directory_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    out.mkdir()  # empty
+    out.mkdir()  # an empty directory
     (tmp_path / "out.inprogress" / "delta").mkdir(parents=True)
     (tmp_path / "out.inprogress" / "00000000000000000007.snap.inprogress").touch()
     with destination(SystemDisk(), str(out)) as unfinished:
@@ -207,13 +212,13 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_restore_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), destination(SystemDisk(), str(tmp_path / "out")):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_vinyl_is_refused_by_name() -> None:
+def test_vinyl_spaces_are_refused_by_name() -> None:
     plain, vinyl = definition(512, on("0:unsigned")), definition(513, on("0:unsigned"), name="cold", engine="vinyl")
     _refuse_vinyl([plain])
     with pytest.raises(VinylSpaces, match=r"cold.*--format delta"):
@@ -221,8 +226,8 @@ def test_vinyl_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 30, 5000])
-def test_blocks_are_those_of_the_writer(tmp_path: Path, size: int) -> None:
-    """LSNs continue, local rows are marked, blocks are whole across the borders of batches and spaces."""
+def test_snapshot_blocks_equal_those_of_the_writer(tmp_path: Path, size: int) -> None:
+    """LSNs continue, local rows are marked, and blocks are complete across the boundaries of batches and spaces."""
     tuples = [(512 + (number > 700), pack((number, "x" * size))) for number in range(1000)]
     columns = ([space for space, _ in tuples], [b"key"] * len(tuples), [raw for _, raw in tuples])
     arrays = [pa.array(column, field.type) for column, field in zip(columns, STATE, strict=True)]

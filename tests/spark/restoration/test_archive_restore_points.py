@@ -1,4 +1,4 @@
-"""A real Tarantool starts from data restored at a settled moment, and has its data of that moment."""
+"""A real Tarantool that starts from data restored at a settled moment, and has its data of that moment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def archived(server: RealServer, directory: Path) -> ArchiveIndex:
-    """Archive everything that the server does, with snapshots in between."""
+    """Archive all changes of the server, with snapshots in between."""
     told: list[events.ArchiveEvent] = []
     async with Archive(server.uri, directory, snapshot_interval=0.5, on_event=told.append) as archive:
         for number in range(ROUNDS + 1):
@@ -53,12 +53,12 @@ async def archived(server: RealServer, directory: Path) -> ArchiveIndex:
     return ArchiveIndex.open(SystemDisk(), str(directory))
 
 
-async def test_a_server_starts_from_settled_moments(spark: SparkSession, server: RealServer, tmp_path: Path) -> None:
+async def test_real_server_starts_from_settled_moments(spark: SparkSession, server: RealServer, tmp_path: Path) -> None:
     server.eval("prepare()")
     index = await archived(server, tmp_path / "archive")
     first = index.snapshots[0].vclock.get(1)
     assert len(index.snapshots) > ROUNDS
-    assert index._withdrawn.ranges, "nothing was rolled back"
+    assert index._withdrawn.ranges, "no transaction was rolled back"
     (moments,) = server.eval("local r = {} for lsn in pairs(moments) do table.insert(r, tonumber(lsn)) end return r")
     (uuids,) = server.eval("return {box.info.uuid, (box.info.replicaset or box.info.cluster).uuid}")
     there = sorted(lsn for lsn in moments if lsn >= first)

@@ -30,10 +30,10 @@ def inputs_of(directory: WrittenDirectory) -> list[str]:
     ]
 
 
-def test_spark_writes_what_one_process_writes(
+def test_spark_writes_the_same_file_as_one_process(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limestone_fold, "PARTITION_SIZE", 20_000)  # several ranges
+    monkeypatch.setattr(limestone_fold, "PARTITION_SIZE", 20_000)  # so that there are several ranges
     directory = random_directory(tmp_path / "d", 61, 60, is_late=True)
     write = writer(spark)
     for epoch in (60, 25):
@@ -51,7 +51,7 @@ def test_spark_writes_what_one_process_writes(
     assert sorted(os.listdir(tmp_path)) == ["d", "here 25", "here 60", "there 25", "there 60"], "no file is left over"
 
 
-def test_a_directory_is_compacted_twice_on_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_directory_can_be_compacted_twice_on_spark(spark: SparkSession, tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 62, 20, has_tail=False)
     shutil.copytree(directory.path, tmp_path / "local")
     outside = production()
@@ -73,7 +73,7 @@ def test_a_directory_is_compacted_twice_on_spark(spark: SparkSession, tmp_path: 
     assert (index.horizon, index.durable, index.input_names(30)) == (30, 30, [])
 
 
-def test_an_empty_directory_and_one_storage_above_all(spark: SparkSession, tmp_path: Path) -> None:
+def test_empty_directory_and_largest_ids_are_compacted(spark: SparkSession, tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     directory.durable(1)
     index = LimestoneIndex.open(DISK, directory.path)
@@ -86,7 +86,7 @@ def test_an_empty_directory_and_one_storage_above_all(spark: SparkSession, tmp_p
     assert write_sorted(spark, index, 2, str(tmp_path / "one")) == SortedRows({large: 1}, frozenset({large}))
 
 
-def test_the_command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compact_command_runs_on_spark(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = random_directory(tmp_path / "d", 64, 10, has_tail=False)
     write_here(DISK, directory.path, inputs_of(directory), 10, str(tmp_path / "expected"))
     assert run(["limestone", "compact", "--spark", "--force", "--no-backup", directory.path]) == 0

@@ -48,7 +48,7 @@ def without_versions(rows: list[Row]) -> list[tuple[Any, ...]]:
     return [(*row[:3], row[5]) for row in rows]
 
 
-def test_a_data_directory_that_opens(spark: SparkSession, tmp_path: Path) -> None:
+def test_restored_data_directory_can_be_opened(spark: SparkSession, tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 81, 20)
     store_blobs(directory, 20)
     store_blobs(directory, 9)
@@ -70,7 +70,7 @@ def test_a_data_directory_that_opens(spark: SparkSession, tmp_path: Path) -> Non
         restore_limestone(spark, opened(directory), 20, str(tmp_path / "out 20"))
 
 
-def test_a_blob_that_is_missing_is_told_and_nothing_remains(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_blob_fails_the_restore_without_leftovers(spark: SparkSession, tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     directory.session(0, 1, put(1, b"k", b"v", version(1), (7,)))
     directory.durable(1)
@@ -81,7 +81,7 @@ def test_a_blob_that_is_missing_is_told_and_nothing_remains(spark: SparkSession,
         restore_limestone(spark, opened(directory), 2, str(tmp_path / "out"))
 
 
-def test_tables(spark: SparkSession, tmp_path: Path) -> None:
+def test_storages_are_restored_as_tables(spark: SparkSession, tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 82, 8)
     out = tmp_path / "out"
     restored = restore_limestone(spark, opened(directory), 8, str(out), formats=("delta", "parquet"))
@@ -100,7 +100,9 @@ def test_tables(spark: SparkSession, tmp_path: Path) -> None:
     assert restored.row_count == len(expected)
 
 
-def test_the_command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_restore_command_writes_a_data_directory(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = random_directory(tmp_path / "d", 83, 6)
     store_blobs(directory, 6)
     for name, to in (("out", ()), ("newest", ("--to", "newest"))):

@@ -1,4 +1,4 @@
-"""Changes of an archive as batches: each settled transaction once and whole, however the log is split."""
+"""Changes of an archive as batches: each settled transaction once and completely, however the log is split."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def _any_statement(random: Random, lsn: int, origin: int) -> Row:
 
 def scribble(archive: WrittenArchive, seed: int) -> set[int]:
     """Write transactions of all kinds in blocks of any size, of two origins; return LSNs of origin 1 that are rolled
-    back."""
+    back.
+    """
     random = Random(seed)
     lsns = {1: 2, 2: 0}
     withdrawn: set[int] = set()
@@ -81,7 +82,7 @@ def scribble(archive: WrittenArchive, seed: int) -> set[int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_changes_are_the_same_however_the_log_is_divided(seed: int) -> None:
+def test_changes_are_the_same_for_any_division_of_the_log(seed: int) -> None:
     archive = WrittenArchive(wal_max_size=4000)
     archive.define_orders()
     withdrawn = scribble(archive, seed)
@@ -107,7 +108,7 @@ def test_changes_are_the_same_however_the_log_is_divided(seed: int) -> None:
     assert times == sorted(times)
 
 
-def test_names_are_those_as_of_each_row(archive: WrittenArchive) -> None:
+def test_space_names_are_those_at_each_row(archive: WrittenArchive) -> None:
     archive.write(
         whole(insert(3, 3, "x")),
         whole(define(4, 512, "renamed", ("id", "unsigned"), ("name", "string"))),
@@ -119,7 +120,7 @@ def test_names_are_those_as_of_each_row(archive: WrittenArchive) -> None:
     assert changes(archive).column("_operation").to_pylist() == ["insert", "insert", "truncate"]
 
 
-def test_definitions_before_the_window_hold_in_it(archive: WrittenArchive) -> None:
+def test_definitions_before_the_window_apply_within_it(archive: WrittenArchive) -> None:
     archive.write(whole(define(3, 513, "late", ("id", "unsigned"))), whole(insert(4, 1, space=513)))
     archive.save()
     assert changes(archive, ChangeContract(UUID), VClock({1: 3})).column("_space").to_pylist() == ["late"]
@@ -135,14 +136,14 @@ def test_rows_of_another_format_are_refused(archive: WrittenArchive) -> None:
         changes(archive)
 
 
-def test_a_position_inside_a_transaction_is_refused(archive: WrittenArchive) -> None:
+def test_position_inside_a_transaction_is_refused(archive: WrittenArchive) -> None:
     archive.write(whole(insert(3, 3, "x"), insert(4, 4, "x")))
     archive.save()
     with pytest.raises(SplitTransaction, match="inside the transaction with LSN 3"):
         changes(archive, start=VClock({1: 3}))
 
 
-def test_hashes_of_passwords_are_shown_on_request_only(archive: WrittenArchive) -> None:
+def test_password_hashes_are_hidden_by_default(archive: WrittenArchive) -> None:
     user = (32, 1, "eve", "user", {"chap-sha1": "secret="})
     archive.write(whole(statement(INSERT, 3, {0x10: 304, 0x21: user})))
     archive.save()

@@ -1,4 +1,4 @@
-"""The position from which a query resumes, by its checkpoint."""
+"""The position from which a query resumes, according to its checkpoint."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def lsn_of(offset: Offset) -> int:
     return position.vclock.get(1)
 
 
-def test_a_query_that_has_not_begun_is_before_everything(tmp_path: Path) -> None:
+def test_unstarted_query_is_at_the_initial_position(tmp_path: Path) -> None:
     assert position_of(str(tmp_path / "nothing")) == INITIAL
     write(tmp_path, planned={0: 5}, committed=[])
     assert position_of(str(tmp_path)) == INITIAL
 
 
-def test_a_batch_that_was_committed_is_behind_it(tmp_path: Path) -> None:
+def test_position_is_after_a_committed_batch(tmp_path: Path) -> None:
     write(tmp_path, planned={8: 5, 9: 7, 10: 12}, committed=[8, 9, 10])
     assert lsn_of(position_of(str(tmp_path))) == 12
     assert lsn_of(position_of(tmp_path.as_uri())) == 12
 
 
-def test_a_batch_that_was_not_is_before_it(tmp_path: Path) -> None:
+def test_position_is_before_an_uncommitted_batch(tmp_path: Path) -> None:
     write(tmp_path, planned={8: 5, 9: 7, 10: 12}, committed=[8, 9])
     assert lsn_of(position_of(str(tmp_path))) == 7
 
 
-def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
+def test_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     write(tmp_path, planned={0: 5}, committed=[0])
     (tmp_path / "offsets" / "0").write_text('v1\n{}\n{"topic":{"0":5}}')
     with pytest.raises(UnreadableCheckpoint, match="is not an offset of this source"):
         position_of(str(tmp_path))
     (tmp_path / "offsets" / "0").write_text("v1\n{}\n{}\n{}")
-    with pytest.raises(UnreadableCheckpoint, match="of a query with one source"):
+    with pytest.raises(UnreadableCheckpoint, match="expected version v1 and exactly one source"):
         position_of(str(tmp_path))
     with pytest.raises(
         UnreadableCheckpoint, match="s3a://bucket/x is not on a local file system; set schemaAt to the last offset"

@@ -1,4 +1,4 @@
-"""Offsets: the JSON in Spark's checkpoint, its round trip, and the forms for users."""
+"""Offsets: the JSON in Spark's checkpoint, its round trip, and the forms that users write."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OFFSETS = st.dictionaries(st.sampled_from([UUID, OTHER]), POSITIONS).map(Offset)
 
 
 @given(OFFSETS)
-def test_offsets_come_back_from_a_checkpoint_as_they_were(offset: Offset) -> None:
+def test_offset_round_trips_through_a_checkpoint(offset: Offset) -> None:
     assert Offset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
 
 
-def test_the_form_is_a_vclock_per_replica_set() -> None:
+def test_json_form_is_a_vclock_per_replica_set() -> None:
     offset = INITIAL.moved(OTHER, Position(VClock({2: 7}))).moved(UUID, Position(VClock({1: 500, 2: 30})))
     assert json.dumps(offset.to_json()) == f'{{"{UUID}": {{"1": 500, "2": 30}}, "{OTHER}": {{"2": 7}}}}'
     later = offset.moved(UUID, Position(VClock({1: 500}), stamp=12, chunk=0))
@@ -39,7 +39,7 @@ def test_equal_offsets_have_equal_texts(one: Position, two: Position) -> None:
     assert json.dumps(there.to_json()) == json.dumps(back.to_json())
 
 
-def test_before_everything_nothing_is_said() -> None:
+def test_initial_offset_is_an_empty_object() -> None:
     assert INITIAL.to_json() == {}
     assert Offset.from_json({}) == INITIAL
 
@@ -48,7 +48,7 @@ def test_before_everything_nothing_is_said() -> None:
     "value", [[], {"x": {}}, {UUID: 5}, {UUID: {"a": 1}}, {UUID: {"1": -1}}, {UUID: {"1": 1.5}}, {UUID: {"99": 1}},
               {"stamps": {UUID: 1}}, {UUID: {}, "snapshots": {UUID: "x"}}]
 )  # fmt: skip
-def test_a_checkpoint_of_something_else_is_refused(value: Any) -> None:
+def test_foreign_checkpoint_is_refused(value: Any) -> None:
     with pytest.raises(WrongOffset):
         Offset.from_json(value)
 
@@ -69,6 +69,6 @@ def test_users_write_names_vclocks_or_offsets(text: str, meaning: object) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "now", "[1]", '{"1": "x"}', '{"x": {"1": 5}}', '{"snapshots": {}}', "{1: 5}"])
-def test_anything_else_is_refused_in_one_sentence(text: str) -> None:
+def test_invalid_offset_is_refused_with_one_sentence(text: str) -> None:
     with pytest.raises(WrongOffset):
         parse_offsets(text)

@@ -30,7 +30,7 @@ STATE = {"mode": "state", "space": "t"}
 LIVE = {"uri": "db1:3301"}
 
 
-def test_nothing_but_a_path_means_all_settled_changes() -> None:
+def test_path_alone_means_all_settled_changes() -> None:
     options = xlog_options(XLOG)
     assert options.paths == ("archive",)
     assert options.mode == "changes"
@@ -39,7 +39,7 @@ def test_nothing_but_a_path_means_all_settled_changes() -> None:
     assert options.changes.starting is None
 
 
-def test_names_are_known_in_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     options = xlog_options({"PATH": "a, b", "startingoffsets": '{"1": 5}', "FAILONDATALOSS": "False", "space": "512"})
     assert options.paths == ("a", "b")
     assert options.changes.starting == {None: VClock({1: 5})}
@@ -54,12 +54,12 @@ def test_streams_have_limits() -> None:
     assert (changes.max_rows, changes.max_bytes, changes.wanted) == (100_000, 64 * 1024**2, ("id", "_lsn"))
 
 
-def test_types_are_chosen_as_for_files() -> None:
+def test_column_types_can_be_chosen() -> None:
     given = {**XLOG, "unsignedAs": "decimal", "decimalScale": "2", "stringsAs": "binary"}
     assert xlog_options(given).changes.columns == ColumnOptions("decimal", 2, "binary")
 
 
-def test_members_and_replica_sets_are_told_apart() -> None:
+def test_members_and_replica_sets_are_separated() -> None:
     options = tarantool_options(
         {"uri": "u:p@a:3301,b:3301;c:3301", "spoolLocation": "spool", "register": "true"}, streaming=True
     )
@@ -68,7 +68,7 @@ def test_members_and_replica_sets_are_told_apart() -> None:
     assert options.register
 
 
-def test_a_writer_has_a_space_and_replaces() -> None:
+def test_writer_needs_a_space_and_replaces_by_default() -> None:
     options = writer_options({**LIVE, "space": "orders"})
     assert (options.uri.address, options.space, options.on_conflict) == ("db1:3301", "orders", "replace")
 
@@ -83,7 +83,7 @@ def test_a_writer_has_a_space_and_replaces() -> None:
         ('{"1": 500}', AsOf(vclock=VClock({1: 500}))),
     ],
 )
-def test_moments_of_the_past_are_times_positions_or_lsns(text: str, moment: AsOf) -> None:
+def test_past_moments_are_times_positions_or_lsns(text: str, moment: AsOf) -> None:
     assert xlog_options({**XLOG, "space": "t", "mode": "state", "asOf": text}).as_of == moment
 
 
@@ -96,11 +96,11 @@ def test_moments_of_the_past_are_times_positions_or_lsns(text: str, moment: AsOf
         (datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC), AsOf(time=1777636800.0)),
     ],
 )
-def test_programs_may_give_moments_as_values(when: When, moment: AsOf) -> None:
+def test_programs_can_pass_moments_as_values(when: When, moment: AsOf) -> None:
     assert as_of(when) == moment
 
 
-def test_time_without_a_zone_is_not_a_moment() -> None:
+def test_time_without_a_zone_is_refused() -> None:
     with pytest.raises(ValueError, match="a time with a time zone"):
         as_of(datetime.datetime(2026, 5, 1, 12))  # noqa: DTZ001 - that is the point
 
@@ -162,13 +162,13 @@ def test_each_mistake_gets_one_clear_sentence(given: dict[str, str], message: st
         ({**XLOG, "schemaAt": "{1: 5}"}, "schemaAt: invalid offset '{1: 5}'"),
     ],
 )
-def test_streams_are_checked_too(given: dict[str, str], message: str) -> None:
+def test_stream_options_are_checked(given: dict[str, str], message: str) -> None:
     with pytest.raises(WrongOption) as caught:
         xlog_options(given, streaming=True)
     assert message in str(caught.value)
 
 
-def test_live_sources_and_writers_are_checked_too() -> None:
+def test_live_source_and_writer_options_are_checked() -> None:
     with pytest.raises(WrongOption, match="option spoolLocation is missing"):
         tarantool_options(LIVE, streaming=True)
     with pytest.raises(WrongOption, match="replica set without members"):
@@ -179,20 +179,20 @@ def test_live_sources_and_writers_are_checked_too() -> None:
         tarantool_options({**LIVE, "spoolLocation": "spool", "transport": "ftp"}, streaming=True)
 
 
-def test_a_password_is_in_no_message() -> None:
+def test_passwords_are_in_no_message() -> None:
     with pytest.raises(FlowstoneError) as caught:
         tarantool_options({"uri": "u:verysecret@a:notaport"})
     assert "verysecret" not in str(caught.value)
 
 
-def test_the_reference_names_all_options() -> None:
+def test_reference_page_names_all_options() -> None:
     text = (ROOT / "docs/reference/spark.md").read_text()
     spark_s_own = {"checkpointLocation"}
     missing = [name for name in (*XLOG_OPTIONS, *TARANTOOL_OPTIONS, *WRITER_OPTIONS) if f"`{name}`" not in text]
     assert set(missing) == spark_s_own
 
 
-def test_a_batch_of_a_server_is_a_state_and_a_stream_has_changes() -> None:
+def test_batch_options_of_a_server_differ_from_stream_options() -> None:
     assert tarantool_options({**LIVE, "space": "t", "readMode": "SELECT"}).read_mode == "select"
     for name in ("startingOffsets", "images", "failOnDataLoss", "register", "transportAddress"):
         with pytest.raises(WrongOption, match=f"{name} does not apply to a batch query"):

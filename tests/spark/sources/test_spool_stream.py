@@ -1,4 +1,4 @@
-"""The batches of a stream: chunks of the snapshot, then changes, the same for the same positions."""
+"""The batches of a stream: chunks of the snapshot, then changes, and the same batch for the same positions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def lsns(index: ArchiveIndex, start: Position, end: Position, contract: ChangeCo
     return found
 
 
-def test_changes_come_up_to_the_limit_and_the_target(archive: WrittenArchive) -> None:
+def test_batch_ends_at_the_limit_or_the_target(archive: WrittenArchive) -> None:
     for lsn in range(3, 9):
         archive.write(whole(insert(lsn, lsn, "x")))
     index = saved(archive)
@@ -66,8 +66,8 @@ def test_changes_come_up_to_the_limit_and_the_target(archive: WrittenArchive) ->
     assert BatchLimits(10, 1).share(3) == BatchLimits(3, 1)
 
 
-def test_a_target_that_is_no_place_in_this_log_splits_nothing(archive: WrittenArchive) -> None:
-    # The member that was asked for the target had the row of replica 2 before the second one of replica 1.
+def test_target_between_positions_of_this_log_splits_no_transaction(archive: WrittenArchive) -> None:
+    # The member that returned the target had the row of replica 2 before the second row of replica 1.
     archive.write(whole(insert(3, 3, "x")), whole(insert(4, 4, "x")), whole(insert(1, 5, "x", origin=2)))
     archive.write(whole(insert(5, 6, "x")))
     index = saved(archive)
@@ -75,7 +75,7 @@ def test_a_target_that_is_no_place_in_this_log_splits_nothing(archive: WrittenAr
     assert lsns(index, at(2), end) == [3, 4, 1, 5]
 
 
-def test_nothing_that_was_withdrawn_comes(archive: WrittenArchive) -> None:
+def test_rolled_back_rows_are_not_delivered(archive: WrittenArchive) -> None:
     archive.write(whole(insert(3, 3, "x")))
     archive.write(whole(insert(4, 4, "gone"), flags=SYNC))
     assert next_position(saved(archive), at(2), NO_LIMIT, ALL).vclock == VClock({1: 3})
@@ -85,7 +85,7 @@ def test_nothing_that_was_withdrawn_comes(archive: WrittenArchive) -> None:
     assert lsns(index, at(2), next_position(index, at(2), NO_LIMIT, ALL)) == [3, 6]
 
 
-def test_times_never_fall_below_those_that_were_delivered(archive: WrittenArchive) -> None:
+def test_times_never_decrease_below_delivered_ones(archive: WrittenArchive) -> None:
     archive.write(whole(insert(3, 3, "x")))
     index = saved(archive)
     late = Position(VClock({1: 2}), stamp=10**15)
@@ -96,7 +96,7 @@ def test_times_never_fall_below_those_that_were_delivered(archive: WrittenArchiv
     assert next_position(index, at(2), NO_LIMIT, ALL).stamp == 103_000_000
 
 
-def test_a_batch_ends_before_a_change_of_format_and_the_next_one_says_so(archive: WrittenArchive) -> None:
+def test_batch_ends_before_a_change_of_format_and_the_next_one_raises(archive: WrittenArchive) -> None:
     archive.write(whole(insert(3, 3, "x")))
     archive.write(whole(define(4, 512, "orders", ("id", "unsigned"), ("name", "string"), ("note", "string"))))
     archive.write(whole(insert(5, 5, "x", "y")))
@@ -120,7 +120,7 @@ def snapshot(archive: WrittenArchive, lsn: int, rows: int) -> None:
         writer.add_tuples(512, (pack((number, str(number) * 100)) for number in range(rows)))
 
 
-def test_a_snapshot_comes_in_chunks_with_absolute_numbers(
+def test_snapshot_is_delivered_in_chunks_with_absolute_numbers(
     archive: WrittenArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spool_stream, "CHUNK_SIZE", 20_000)
@@ -144,7 +144,7 @@ def test_a_snapshot_comes_in_chunks_with_absolute_numbers(
     assert lsns(index, here, next_position(index, here, NO_LIMIT, ALL)) == [3]
 
 
-def test_a_snapshot_that_is_lost_half_way_is_an_error(archive: WrittenArchive) -> None:
+def test_snapshot_lost_halfway_is_an_error(archive: WrittenArchive) -> None:
     index = saved(archive)
     with pytest.raises(SnapshotLost, match=r"snapshot at \{1: 2\} was deleted after 3 of its chunks were delivered"):
         next_position(index, at(2, 3), NO_LIMIT, ALL)
@@ -152,7 +152,7 @@ def test_a_snapshot_that_is_lost_half_way_is_an_error(archive: WrittenArchive) -
         snapshot_of(index, at(2, 3))
 
 
-def test_over_a_gap_comes_the_snapshot_behind_it(archive: WrittenArchive) -> None:
+def test_snapshot_after_a_gap_replaces_the_missing_rows_if_allowed(archive: WrittenArchive) -> None:
     archive.write(whole(insert(3, 3, "x")))
     archive.lose(VClock({1: 10}))
     archive.write(whole(insert(11, 11, "x")))

@@ -22,7 +22,7 @@ def binary(*values: Any) -> pa.Array:
     return pa.array([pack(value) for value in values], pa.binary())
 
 
-def test_with_a_space_there_are_its_fields_and_others_on_request() -> None:
+def test_columns_of_a_space_are_its_fields_unless_chosen() -> None:
     contract = StateContract(UUID, ORDERS)
     assert contract.spark_schema == "`id` BIGINT, `name` STRING, `_extra` STRING"
     chosen = StateContract(UUID, ORDERS, wanted=("_tuple_msgpack", "name", "_space_id"))
@@ -32,7 +32,7 @@ def test_with_a_space_there_are_its_fields_and_others_on_request() -> None:
         _ = StateContract(UUID, ORDERS, wanted=("nope",)).schema
 
 
-def test_a_field_with_the_name_of_a_column_is_refused() -> None:
+def test_field_with_the_name_of_a_metadata_column_is_refused() -> None:
     clash = SpaceDefinition(512, "t", fields=(FieldDefinition("_space", "string"),))
     with pytest.raises(FlowstoneError, match="field '_space' of space 't' has the name of a metadata column"):
         _ = StateContract(UUID, clash).schema
@@ -52,7 +52,7 @@ def test_tuples_become_rows() -> None:
 
 
 @pytest.mark.parametrize("layout", [pa.large_binary(), pa.binary_view()])
-def test_tuples_may_come_in_any_of_arrows_layouts(layout: pa.DataType) -> None:
+def test_tuples_are_accepted_in_every_layout_of_arrow(layout: pa.DataType) -> None:
     tuples = binary((1, "a"), (2, "a name that is too long for a view to hold it"))
     contract = StateContract(UUID, ORDERS)
     assert contract.of_tuples(tuples.cast(layout)) == contract.of_tuples(tuples)
@@ -66,7 +66,7 @@ def test_rows_of_any_space_are_json_and_messagepack() -> None:
     assert batch.column("_tuple").to_pylist() == ['[1,"a"]', "[2]", "[3]"]
 
 
-def test_executors_get_it_pickled() -> None:
+def test_contract_can_be_pickled() -> None:
     contract = StateContract(UUID, ORDERS, wanted=("id",))
     assert contract.of_tuples(binary((1, "a"))).to_pylist() == [{"id": 1}]
     assert pickle.loads(pickle.dumps(contract)) == contract

@@ -1,4 +1,4 @@
-"""Positions of rows in a stream: versions rise by transaction, times never decrease, independent of the batches."""
+"""Positions of rows in a stream: versions increase by transaction, times never decrease, whatever the batches are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BEFORE = StreamPlace(VClock({1: 10, 2: 5}), 7_000_000)
 LOGS = st.lists(st.tuples(st.sampled_from([1, 2]), st.integers(1, 4), st.floats(0, 100)), min_size=1, max_size=12)
 
 
-def test_a_transaction_has_the_signature_and_the_greatest_time_up_to_its_end() -> None:
+def test_transaction_has_the_signature_and_the_largest_time_up_to_its_end() -> None:
     together = slab(*log([(1, 2, 8.5), (2, 1, 3.25), (1, 1, 9.0)]))
     stamps, behind = stamp(together.cells, BEFORE, "log")
     assert stamps.versions.tolist() == [17, 17, 18, 19]
@@ -48,7 +48,7 @@ def test_a_transaction_has_the_signature_and_the_greatest_time_up_to_its_end() -
 
 @settings(max_examples=50)
 @given(LOGS, st.integers(0, 12))
-def test_stamps_are_the_same_wherever_a_stretch_begins(sizes: list[tuple[int, int, float]], cut: int) -> None:
+def test_stamps_do_not_depend_on_the_start_of_a_stretch(sizes: list[tuple[int, int, float]], cut: int) -> None:
     transactions = log(sizes)
     stamps, behind = stamp(slab(*transactions).cells, BEFORE, "log")
     first, middle = stamp(slab(*transactions[:cut]).cells, BEFORE, "log")
@@ -61,7 +61,7 @@ def test_stamps_are_the_same_wherever_a_stretch_begins(sizes: list[tuple[int, in
     assert (np.diff(stamps.times) >= 0).all()
 
 
-def test_what_was_withdrawn_counts_for_the_versions_of_others() -> None:
+def test_rolled_back_rows_count_for_the_versions_of_later_rows() -> None:
     rows = slab(*log([(1, 1, 1.0), (2, 2, 1.0), (1, 1, 1.0)]))
     stamps, _ = stamp(rows.cells, BEFORE, "log")
     kept = rows_between(rows.cells, BatchWindow(BEFORE.vclock, VClock({1: 12, 2: 7}), ((2, 6, 7),)))
@@ -69,7 +69,7 @@ def test_what_was_withdrawn_counts_for_the_versions_of_others() -> None:
     assert stamps.versions[kept].tolist() == [16, 19]
 
 
-def test_a_window_has_what_lies_behind_its_start_up_to_its_end() -> None:
+def test_window_contains_rows_after_its_start_up_to_its_end() -> None:
     rows = slab(*log([(1, 2, 1.0), (2, 1, 1.0), (1, 1, 1.0)]))
     window = BatchWindow(VClock({1: 12, 2: 5}), VClock({1: 12, 2: 6}))
     assert rows_between(rows.cells, window).tolist() == [False, False, True, False]
@@ -79,7 +79,7 @@ def test_a_window_has_what_lies_behind_its_start_up_to_its_end() -> None:
 @pytest.mark.parametrize(
     "window", [BatchWindow(VClock({1: 11}), VClock({1: 20, 2: 20})), BatchWindow(VClock(), VClock({1: 11, 2: 20}))]
 )
-def test_a_transaction_is_never_split(window: BatchWindow) -> None:
+def test_transaction_is_never_split(window: BatchWindow) -> None:
     rows = slab(*log([(2, 1, 1.0), (1, 3, 1.0)]))
     with pytest.raises(SplitTransaction, match="inside the transaction with LSN 11 of replica 1"):
         rows_between(rows.cells, window)
@@ -91,7 +91,7 @@ def test_rows_without_the_end_of_their_transaction_are_refused() -> None:
         stamp(rows.cells[:, :2], BEFORE, "log")
 
 
-def test_ranges_are_those_of_a_stretch_with_neighbours_together() -> None:
+def test_adjacent_ranges_of_a_stretch_are_merged() -> None:
     withdrawn = Withdrawn()
     withdrawn.add([(1, 5, 6), (2, 1, 1), (1, 7, 9)])
     withdrawn.add([(1, 20, 21), (1, 1, 2)])
@@ -101,7 +101,7 @@ def test_ranges_are_those_of_a_stretch_with_neighbours_together() -> None:
     assert not withdrawn.within(VClock({1: 9}), VClock({1: 19}))
 
 
-def test_ranges_found_by_halving_are_those_that_a_look_at_each_finds() -> None:
+def test_ranges_by_binary_search_equal_those_by_a_full_scan() -> None:
     random = Random(3)
     withdrawn = Withdrawn()
     starts = random.sample(range(1, 400), 60)

@@ -50,8 +50,8 @@ def raw(lsn: int, space: int, data: bytes) -> bytes:
     return whole(Row(INSERT, 1, lsn=lsn, timestamp=100.0 + lsn, body=b"\x82\x10" + pack(space) + b"\x21" + data))
 
 
-def test_rows_in_another_order_or_written_longer_are_the_same(spark: SparkSession, archived: Archives) -> None:
-    """Each log has the other's rows in order of arrival; rolled-back ones are in neither state.
+def test_order_of_rows_and_longer_encodings_are_no_differences(spark: SparkSession, archived: Archives) -> None:
+    """Each log has the rows of the other server in order of arrival; rolled-back rows are in neither state.
 
     Longer encodings of numbers and lengths are counted, but are not differences.
     """
@@ -70,7 +70,7 @@ def test_rows_in_another_order_or_written_longer_are_the_same(spark: SparkSessio
     }  # fmt: skip
 
 
-def test_chosen_spaces_are_compared_with_their_definitions_alone(spark: SparkSession, archived: Archives) -> None:
+def test_chosen_spaces_are_compared_with_only_their_definitions(spark: SparkSession, archived: Archives) -> None:
     a = archived("a", whole(insert(5, 1, "a")), whole(insert(6, 7, space=513)))
     b = archived("b", whole(insert(5, 1, "b")), whole(insert(6, 7, space=513)))
     report = found(spark, a, b, spaces=("other",))
@@ -80,7 +80,7 @@ def test_chosen_spaces_are_compared_with_their_definitions_alone(spark: SparkSes
         found(spark, a, b, spaces=("none",))
 
 
-def test_logs_that_differ_now_may_have_been_the_same(spark: SparkSession, archived: Archives) -> None:
+def test_diverged_logs_are_equal_at_an_earlier_position(spark: SparkSession, archived: Archives) -> None:
     a = archived("a", whole(insert(5, 1, "a")), whole(insert(6, 2, "b")), whole(truncate(7)))
     b = archived("b", whole(insert(5, 1, "a")), whole(insert(6, 2, "B")), whole(delete(7, 1)))
     report = found(spark, a, b, limit=0)
@@ -90,7 +90,7 @@ def test_logs_that_differ_now_may_have_been_the_same(spark: SparkSession, archiv
         found(spark, a, b, at=AsOf(vclock=VClock({1: 9})))
 
 
-def test_a_key_reads_as_its_parts() -> None:
+def test_key_is_shown_by_its_parts() -> None:
     assert key_of(SCHEMA, 512, pack([7, "x"])) == "[7]"
     assert key_of(SCHEMA, 513, pack([7, "x"])) is None
     assert key_of(SCHEMA, 512, b"\x92") is None

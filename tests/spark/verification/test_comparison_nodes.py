@@ -55,7 +55,7 @@ def compared(spark: SparkSession, a: str, b: str, wait: float) -> VerifyReport:
             side.close()
 
 
-def test_a_replica_equals_its_master_while_both_are_written_to_and_lacks_rows_when_it_follows_no_more(
+def test_replica_equals_its_master_under_writes_and_lacks_rows_after_a_stop(
     spark: SparkSession, tarantool: object, tmp_path: Path
 ) -> None:
     with real_tarantool.serve(tmp_path / "master", setup=SETUP) as master:

@@ -88,7 +88,7 @@ def told(report: VerifyReport) -> set[tuple[str, str, str]]:
 def check_told(
     report: VerifyReport, plants: list[Plant], side: str, more: Collection[tuple[str, str, str]] = ()
 ) -> None:
-    """Check that each plant is reported with its place in the tuple, and nothing else is."""
+    """Check that each plant is reported with its place in the tuple, and nothing else is reported."""
     assert not report.is_equal
     expected = {(NAMES[plant.space_id], plant.key, plant.kind_on(side)) for plant in plants}
     if any(plant.name.startswith("what two rows") for plant in plants):
@@ -103,8 +103,8 @@ def check_told(
 # --- nothing planted ---
 
 
-def test_nothing_is_found_where_nothing_is_planted(world: World) -> None:
-    """A real server against the lake."""
+def test_identical_sides_have_no_differences(world: World) -> None:
+    """A real server is compared with the lake."""
     report = world.found(world.node(), LakeSide(str(world.lake)))
     assert report.is_equal
     assert not report.differences
@@ -113,9 +113,9 @@ def test_nothing_is_found_where_nothing_is_planted(world: World) -> None:
     assert (rows["orders"], rows["events"], rows["pairs"]) == (129, 124, 130)
 
 
-@pytest.mark.full_scale(reason="for the full scale")
+@pytest.mark.full_scale(reason="runs at full scale only")
 @pytest.mark.parametrize(("a", "b"), [("log", "archive"), ("archive", "node"), ("lake", "log"), ("lake", "lake")])
-def test_nothing_is_found_whatever_the_sides(world: World, a: str, b: str) -> None:
+def test_identical_sides_of_every_kind_have_no_differences(world: World, a: str, b: str) -> None:
     kinds: dict[str, Callable[[], Side]] = {
         "log": lambda: LogSide(str(world.source.server.directory)),
         "archive": lambda: LogSide(str(rewrite(world.source.archive, world.copy(f"clean-{a}-{b}")))),
@@ -157,7 +157,7 @@ LOG_EDITS = {
 }
 
 
-def test_plants_in_an_archive_are_found_in_its_snapshot_and_in_its_log(world: World) -> None:
+def test_plants_in_the_snapshot_and_log_of_an_archive_are_found(world: World) -> None:
     """All LSNs are present, so positions reveal nothing."""
     planted = rewrite(world.source.archive, world.copy("planted"), FITTING, log=_log_edit)
     report = world.found(world.archive(), LogSide(str(planted)))
@@ -166,11 +166,11 @@ def test_plants_in_an_archive_are_found_in_its_snapshot_and_in_its_log(world: Wo
     assert not report.b.lacks
 
 
-# --- late ---
+# --- lagging sides ---
 
 
-def test_one_lsn_late_is_named(world: World) -> None:
-    """The server's own directory against an archive that lacks its last row."""
+def test_missing_last_lsn_is_named(world: World) -> None:
+    """The server's own directory is compared with an archive that lacks its last row."""
     short = rewrite(world.source.archive, world.copy("short"), lacking=1)
     report = world.found(LogSide(str(world.source.server.directory)), LogSide(str(short)))
     lsn = report.b.position[1] + 1
@@ -182,11 +182,11 @@ def test_one_lsn_late_is_named(world: World) -> None:
 # --- nodes ---
 
 REFUSED_BY_A_NODE = ("an index is unique",)
-"""A unique index cannot have duplicate names."""
+"""Plants that a node refuses: a unique index cannot have duplicate names."""
 
 
 def test_plants_in_a_live_node_are_found(world: World) -> None:
-    """A Flowstone node with different initial data, against the real server; both are followed."""
+    """A Flowstone node with different initial data is compared with the real server; both are followed."""
     plants = [plant for plant in FITTING if plant.name not in REFUSED_BY_A_NODE]
     copy = rewrite(world.source.archive, world.copy("node"), plants)
     with served_node.serve(copy, dialect="2.6") as node:
@@ -214,13 +214,13 @@ def test_plants_in_a_lake_are_found(world: World) -> None:
     check_lake(world.found(world.archive(), LakeSide(str(lake))), LAKE_PLANTS)
 
 
-# --- each alone ---
+# --- plants one by one ---
 
 
-@pytest.mark.full_scale(reason="each plant alone is for the full scale")
+@pytest.mark.full_scale(reason="plants one by one run at full scale only")
 @pytest.mark.parametrize("number", range(len(PLANTS)))
 def test_each_plant_is_found_alone(world: World, number: int) -> None:
-    """Alternately in A and in B, against the live server, the lake and the archive."""
+    """The plants are alternately in A and in B, against the live server, the lake and the archive."""
     plant, side = PLANTS[number], "AB"[number % 2]
     planted = LogSide(str(rewrite(world.source.archive, world.copy(f"alone-{number}"), [plant])))
     others: list[Callable[[], Side]] = [world.node, world.archive]
@@ -231,7 +231,7 @@ def test_each_plant_is_found_alone(world: World, number: int) -> None:
     check_told(report, [plant], side)
 
 
-@pytest.mark.full_scale(reason="each plant alone is for the full scale")
+@pytest.mark.full_scale(reason="plants one by one run at full scale only")
 @pytest.mark.parametrize("number", range(len(LAKE_PLANTS)))
 def test_each_plant_in_a_lake_is_found_alone(world: World, number: int) -> None:
     lake = copied(world.lake, world.copy(f"alone-lake-{number}"))

@@ -1,4 +1,4 @@
-"""Digests and differing keys over small frames: each kind of difference, and allowed ones."""
+"""Digests and differing keys over small frames: each kind of difference, and allowed differences."""
 
 from __future__ import annotations
 
@@ -61,26 +61,26 @@ def test_each_kind_of_difference_is_found_and_named(spark: SparkSession) -> None
 
 
 @pytest.mark.parametrize("times", [2, 3])
-def test_a_row_that_is_there_twice_does_not_cancel_itself(spark: SparkSession, times: int) -> None:
-    """With plain XOR of hashes, pairs would vanish."""
+def test_duplicate_row_does_not_cancel_itself(spark: SparkSession, times: int) -> None:
+    """With a plain XOR of hashes, pairs would cancel each other."""
     rows: Rows = [row(512, 1, "a"), row(512, 2, "b")]
     found = compare_digests(frame(spark, rows), frame(spark, [rows[0], *[rows[1]] * times]))
     assert found[0].differing_buckets
 
 
-def test_two_pairs_that_are_exchanged_differ_although_their_parts_are_the_same(spark: SparkSession) -> None:
+def test_swapped_values_of_two_keys_differ(spark: SparkSession) -> None:
     a = [row(512, 1, "a"), row(512, 2, "b")]
     b: Rows = [(512, a[0][1], a[1][2], None), (512, a[1][1], a[0][2], None)]
     assert compare_digests(frame(spark, a), frame(spark, b))[0].differing_buckets
 
 
-def test_rows_that_contradict_themselves_are_counted_by_side(spark: SparkSession) -> None:
+def test_inconsistent_rows_are_counted_by_side(spark: SparkSession) -> None:
     a, b = [row(512, 1), row(512, 2)], [row(512, 1, wrong="its key"), row(512, 2)]
     (found,) = compare_digests(frame(spark, a), frame(spark, b))
     assert (found.wrong_a, found.wrong_b, found.differing_buckets) == (0, 1, ())
 
 
-def test_a_side_without_rows_is_compared(spark: SparkSession) -> None:
+def test_side_without_rows_is_compared(spark: SparkSession) -> None:
     (found,) = compare_digests(frame(spark, [row(512, 1)]), frame(spark, []))
     assert (found.rows_a, found.rows_b) == (1, 0)
     assert compare_digests(frame(spark, []), frame(spark, [])) == []

@@ -1,4 +1,4 @@
-"""Rows of a lake against their own tuples: contradicting columns, and invalid tuples."""
+"""Rows of a lake compared with their own tuples: contradicting columns, and invalid tuples."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def schema() -> LakeSchema:
 ROWS = ([1, "a", 1.5], [2, None, float("nan")], [3, "c"], [4, "d", 0.25, "more"])
 
 
-def test_rows_as_they_were_written_are_right(schema: LakeSchema) -> None:
+def test_rows_of_a_mirror_are_consistent(schema: LakeSchema) -> None:
     found = checked_rows(schema, SET, stored(schema, *ROWS))
     assert found.column("wrong").to_pylist() == [None] * 4
     assert found.column("space_id").to_pylist() == [512] * 4
@@ -71,7 +71,7 @@ def test_rows_as_they_were_written_are_right(schema: LakeSchema) -> None:
         ("_key", b"\x00", "_key is x'00', but its tuple has x'4000000000000000 03'"),
     ],
 )
-def test_a_column_that_says_something_else_is_named(schema: LakeSchema, column: str, value: Any, said: str) -> None:
+def test_contradicting_column_is_named(schema: LakeSchema, column: str, value: Any, said: str) -> None:
     found = wrong(schema, edited(stored(schema, *ROWS), column, 2, value))
     assert found == [None, None, said.replace(" 03'", "03'"), None]
 
@@ -81,7 +81,7 @@ def test_a_column_that_says_something_else_is_named(schema: LakeSchema, column: 
     [(b"\x92\x03", "_tuple is not a tuple"), (b"", "_tuple is not a tuple"), (b"\x91\x03\x03", "_tuple is not a tuple"),
      (b"\x91\xa1x", "_tuple does not fit the space"), (None, "_tuple is not a tuple")],
 )  # fmt: skip
-def test_a_tuple_that_is_none_spoils_its_row_alone(schema: LakeSchema, data: bytes | None, said: str) -> None:
+def test_invalid_tuple_affects_only_its_row(schema: LakeSchema, data: bytes | None, said: str) -> None:
     batch = edited(stored(schema, *ROWS), "_tuple", 2, data)
     found = checked_rows(schema, SET, batch)
     texts = found.column("wrong").to_pylist()
@@ -90,7 +90,13 @@ def test_a_tuple_that_is_none_spoils_its_row_alone(schema: LakeSchema, data: byt
     assert found.column("sort_key").to_pylist()[2] == batch.column("_key").to_pylist()[2]
 
 
-def test_of_several_sets_one_is_taken_and_the_prefix_goes() -> None:
+def test_value_that_does_not_fit_its_column_is_null_there(schema: LakeSchema) -> None:
+    batch = edited(stored(schema, *ROWS), "_tuple", 2, msgpack.packb([3, 5]))
+    assert wrong(schema, edited(batch, "name", 2, None)) == [None, None, None, None]
+    assert wrong(schema, batch)[2] == "name is 'c', but its tuple has null"
+
+
+def test_one_of_several_replica_sets_is_checked_without_the_key_prefix() -> None:
     schema = LakeSchema(SPACE, several_sets=True)
     both = pa.Table.from_batches([stored(schema, [1, "a"]), stored(schema, [1, "b"], uuid=OTHER_SET)])
     (batch,) = both.combine_chunks().to_batches()
@@ -101,12 +107,12 @@ def test_of_several_sets_one_is_taken_and_the_prefix_goes() -> None:
     assert found.column("sort_key").equals(checked_rows(plain, SET, stored(plain, [1, "b"])).column("sort_key"))
 
 
-def test_no_rows_are_no_rows(schema: LakeSchema) -> None:
+def test_empty_batch_has_no_rows(schema: LakeSchema) -> None:
     assert len(checked_rows(schema, SET, stored(schema, *ROWS).slice(0, 0))) == 0
 
 
 @pytest.mark.parametrize("several_sets", [False, True])
-def test_files_of_other_writers_have_views_of_bytes_and_are_read_all_the_same(several_sets: bool) -> None:
+def test_files_of_other_writers_with_binary_views_are_read(several_sets: bool) -> None:
     """delta-rs writes such files when it updates or compacts."""
     schema = LakeSchema(SPACE, several_sets=several_sets)
     batch = stored(schema, *ROWS)

@@ -1,4 +1,4 @@
-"""Lakes as sides: histories with inconsistent states, masks, tables that are ahead of the lake."""
+"""Lakes as sides: histories with inconsistent states, masks, and tables that are ahead of the lake."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def found(spark: SparkSession, archive: WrittenArchive, lake: Path, salt: str | 
     return verify_sides(spark, LogSide(archive.directory), LakeSide(str(lake), salt=salt), options)
 
 
-def test_states_of_a_history_follow_each_other(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_inconsistent_states_of_a_history_are_reported(
+    spark: SparkSession, archive: WrittenArchive, tmp_path: Path
+) -> None:
     lake = mirrored(archive, tmp_path / "history", "--history")
     table = DeltaTable(str(lake / "orders"))
     table.update({"_to_version": "_to_version + 100"}, predicate="name = 'name 1'")
@@ -57,7 +59,7 @@ def test_states_of_a_history_follow_each_other(spark: SparkSession, archive: Wri
     assert (orders.rows_a, orders.rows_b, orders.wrong_b) == (19, 19, 2)
 
 
-def test_masked_fields_are_compared_where_the_masks_can_be_repeated(
+def test_masked_fields_are_compared_if_the_masks_can_be_repeated(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLOWSTONE_MASK_SALT", "pepper")
@@ -74,10 +76,10 @@ def test_masked_fields_are_compared_where_the_masks_can_be_repeated(
         assert without.notes == ("space 'orders': masked fields are not compared: name",)
 
 
-def test_a_table_that_is_ahead_is_read_as_it_was_where_the_lake_is(
+def test_table_ahead_of_the_lake_is_read_at_the_position_of_the_lake(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path
 ) -> None:
-    """As after a crash between the commit of a table and that of the progress."""
+    """A crash between the commit of a table and that of the progress has this effect."""
     lake = mirrored(archive, tmp_path / "lake")
     opened = Lake.open(str(lake), engine="deltalake")
     before = opened.progress[UUID]
@@ -100,7 +102,7 @@ def _put_back(lake: Path, position: VClock) -> None:
         DeltaTable(str(lake / "_flowstone")).restore(version)
 
 
-def test_of_several_sets_each_has_its_own_rows(tmp_path: Path) -> None:
+def test_several_replica_sets_have_separate_rows(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path), several_sets=True)
     fields = ("id", "unsigned"), ("name", "string")
     for uuid, number, name in ((UUID, 512, "ours"), (OTHER_UUID, 600, "theirs")):
@@ -138,6 +140,6 @@ def test_outside_edit_of_a_table_of_several_sets_is_reported_for_its_set(tmp_pat
         assert found == [expected]
 
 
-def test_a_lake_without_progress_is_none(tmp_path: Path) -> None:
+def test_lake_without_progress_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SideError, match="not a lake"):
         LakeSide(str(tmp_path)).refresh()

@@ -30,7 +30,7 @@ def compared(spark: SparkSession, a: str, b: str, **options: object) -> VerifyRe
     return verify_sides(spark, first, second, VerifyOptions(wait=0, **options))  # type: ignore[arg-type]
 
 
-def test_a_directory_beside_its_lake(spark: SparkSession, tmp_path: Path) -> None:
+def test_directory_is_compared_with_its_lake(spark: SparkSession, tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 71, 15, has_tail=False)
     lake = str(tmp_path / "lake")
     MirrorRun(
@@ -46,7 +46,7 @@ def test_a_directory_beside_its_lake(spark: SparkSession, tmp_path: Path) -> Non
     assert sum(space.rows_a for space in report.spaces) == len(directory.state(15))
 
 
-def test_two_directories_at_one_epoch(spark: SparkSession, tmp_path: Path) -> None:
+def test_two_directories_are_compared_at_one_epoch(spark: SparkSession, tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "a", 72, 12, has_tail=False)
     other = WrittenDirectory(tmp_path / "b", OTHER_UUID)
     for name in ("pwal_0000", "pwal_0001", "epoch"):
@@ -70,7 +70,7 @@ def test_two_directories_at_one_epoch(spark: SparkSession, tmp_path: Path) -> No
     assert NOTE in report.notes
 
 
-def test_what_a_side_can_show(tmp_path: Path) -> None:
+def test_side_shows_durable_epochs_only(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 73, 5, has_tail=False)
     side = LimestoneSide(directory.path)
     assert (side.kind, side.replicaset_uuid, side.reach, side.has_past) == ("limestone", UUID, position_of(5), True)

@@ -20,13 +20,13 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
-def test_a_directory_is_what_is_in_it(archive: Path) -> None:
+def test_directory_is_opened_by_its_content(archive: Path) -> None:
     assert open_side(str(archive)).kind == "archive"
     (archive / "manifest.json").unlink()
     assert open_side(str(archive)).kind == "log"
 
 
-def test_an_address_is_a_node_and_its_password_is_not_shown() -> None:
+def test_address_is_a_node_and_its_password_is_hidden() -> None:
     side = open_side("app:secret@127.0.0.1:3301")
     try:
         assert isinstance(side, NodeSide)
@@ -38,7 +38,7 @@ def test_an_address_is_a_node_and_its_password_is_not_shown() -> None:
     assert not Path(side.directory).exists()
 
 
-def test_what_is_nothing_of_that_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_invalid_name_is_refused_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     for name, said in (

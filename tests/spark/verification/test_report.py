@@ -1,4 +1,4 @@
-"""The content of a report: equality, late sides, and its JSON."""
+"""The content of a report: equality, lagging sides, and its JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def report(*spaces: SpaceResult, b: SideReport = B, **more: tuple[object, ...]) 
     return VerifyReport(A, b, spaces, **shown, seconds=1.25)  # type: ignore[arg-type]
 
 
-def test_equal_are_sides_without_a_difference_and_without_missing_rows() -> None:
+def test_sides_are_equal_without_differences_and_missing_rows() -> None:
     assert report(SpaceResult(512, "orders", 3, 3)).is_equal
     assert report(SpaceResult(512, "orders", 3, 3, encoded=2)).is_equal
     for differing in ("missing_in_a", "missing_in_b", "differing", "twice", "wrong_a", "wrong_b"):
@@ -26,13 +26,13 @@ def test_equal_are_sides_without_a_difference_and_without_missing_rows() -> None
         assert found.difference_count == 1
 
 
-def test_a_side_that_lacks_rows_is_not_equal_and_they_are_named() -> None:
+def test_side_with_missing_rows_is_not_equal_and_the_rows_are_named() -> None:
     late = report(SpaceResult(512, "orders", 3, 3), b=SideReport("lake", "/lake", "uuid", {1: 9}, ((1, 10, 10),)))
     assert not late.is_equal
     assert late.lateness() == ["B (/lake) lacks LSN 10 of replica 1"]
 
 
-def test_the_json_has_values_as_values_and_broken_ones_as_text() -> None:
+def test_json_has_valid_values_as_values_and_broken_ones_as_text() -> None:
     difference = ShownDifference(
         512, "orders", "[1]", DIFFERS, '[1,"a"]', "broken: 92", (FieldDifference("name", '"a"', "absent"),)
     )

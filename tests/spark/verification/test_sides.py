@@ -1,4 +1,4 @@
-"""Sides that are logs: their ends, the positions that they can show, and their comparable spaces."""
+"""Sides that are logs: their ends, the positions that they can show, and the spaces that can be compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def archive(tmp_path: Path) -> WrittenArchive:
     return written
 
 
-def test_an_archive_reaches_as_far_as_it_is_settled(archive: WrittenArchive) -> None:
+def test_reach_of_an_archive_is_its_settled_position(archive: WrittenArchive) -> None:
     side = LogSide(archive.directory)
     assert (side.kind, side.replicaset_uuid, side.reach) == ("archive", UUID, VClock({1: 5}))
     archive.write(whole(insert(6, 4, "waits"), flags=SYNC))
@@ -35,14 +35,14 @@ def test_an_archive_reaches_as_far_as_it_is_settled(archive: WrittenArchive) -> 
     assert not side.can_show(VClock({1: 6}))
 
 
-def test_it_shows_what_lies_behind_its_snapshot_and_not_behind_its_end(archive: WrittenArchive) -> None:
+def test_archive_shows_positions_from_its_snapshot_to_its_end(archive: WrittenArchive) -> None:
     side = LogSide(archive.directory)
     assert side.can_show(VClock({1: 3}))
     assert side.can_show(VClock({1: 5}))
     assert not side.can_show(VClock({1: 9}))
 
 
-def test_it_shows_nothing_inside_a_gap(archive: WrittenArchive) -> None:
+def test_archive_shows_no_position_inside_a_gap(archive: WrittenArchive) -> None:
     archive.lose(VClock({1: 20}))
     archive.write(whole(insert(21, 9, "z")))
     archive.save()
@@ -50,7 +50,7 @@ def test_it_shows_nothing_inside_a_gap(archive: WrittenArchive) -> None:
     assert [side.can_show(VClock({1: lsn})) for lsn in (5, 10, 20, 21)] == [True, False, True, True]
 
 
-def test_spaces_whose_tuples_are_in_no_common_log_are_left_out_and_why() -> None:
+def test_spaces_without_comparable_tuples_are_skipped_with_the_reason() -> None:
     spaces = [
         SpaceDefinition(280, "_space"),
         SpaceDefinition(512, "plain"),

@@ -38,7 +38,7 @@ LONG_FORMS = [
 
 
 @pytest.mark.parametrize(("short", "long"), LONG_FORMS)
-def test_a_number_or_length_written_longer_than_it_needs_is_the_same_value(short: bytes, long: bytes) -> None:
+def test_longer_encoding_of_a_number_or_length_is_the_same_value(short: bytes, long: bytes) -> None:
     assert same_values(short, long)
     assert field_differences(short, long) == []
 
@@ -59,26 +59,26 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("a", "b", "expected"), DIFFERENT)
-def test_the_differing_place_is_named(a: bytes, b: bytes, expected: tuple[str, str, str] | None) -> None:
+def test_differing_place_is_named(a: bytes, b: bytes, expected: tuple[str, str, str] | None) -> None:
     assert not same_values(a, b)
     (only,) = found(a, b, ID, TOTAL)
     assert expected is None or only == expected
 
 
-def test_bytes_that_are_no_messagepack_differ_and_are_shown_as_they_are() -> None:
+def test_invalid_messagepack_differs_and_is_shown_as_bytes() -> None:
     assert not same_values(b"\x92\x01", b"\x91\x01")
     assert found(b"\x92\x01", b"\x91\x01") == [("", "broken: 9201", "broken: 9101")]
     assert shown_tuple(b"\x92\xa5x", 512) == "broken: 92a578"
 
 
-def test_a_difference_deeper_than_anybody_writes_is_found() -> None:
+def test_deeply_nested_difference_is_found() -> None:
     deep, other = b"\x91" * 100 + b"\x01", b"\x91" * 100 + b"\x02"
     ((path, a, b),) = found(deep, other)
     assert path == "[1]" * 33
     assert a != b
 
 
-def test_the_hash_of_a_password_is_not_shown() -> None:
+def test_password_hashes_are_not_shown() -> None:
     user = packed(32, 1, "app", "user", {"chap-sha1": "c2VjcmV0"})
     assert shown_tuple(user, USER_ID) == '[32,1,"app","user","<hidden>"]'
     assert shown_tuple(user, 512) == '[32,1,"app","user",{"chap-sha1":"c2VjcmV0"}]'
@@ -96,14 +96,14 @@ VALUES = st.recursive(
 
 
 @given(st.lists(VALUES, max_size=5), st.lists(VALUES, max_size=5))
-def test_tuples_are_the_same_where_their_shortest_forms_are(a: list[Any], b: list[Any]) -> None:
+def test_tuples_are_the_same_if_their_shortest_encodings_are(a: list[Any], b: list[Any]) -> None:
     is_same = msgpack.packb(a) == msgpack.packb(b)
     assert same_values(msgpack.packb(a), msgpack.packb(b)) is is_same
     assert (not field_differences(msgpack.packb(a), msgpack.packb(b))) is is_same
 
 
 @given(st.lists(VALUES, min_size=1, max_size=5), st.data())
-def test_one_byte_changed_anywhere_is_never_overlooked(values: list[Any], data: st.DataObject) -> None:
+def test_changed_byte_is_a_difference_or_another_encoding(values: list[Any], data: st.DataObject) -> None:
     whole = msgpack.packb(values)
     at = data.draw(st.integers(0, len(whole) - 1))
     changed = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]

@@ -1,4 +1,4 @@
-"""`flowstone.spark.verify` in a program: sides as texts, options as keywords, errors before Spark starts."""
+"""`flowstone.spark.verify` in a program: sides as texts, options as keywords, and errors before Spark starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.spark.change_rows import insert, whole
 
 @pytest.fixture
 def archives(tmp_path: Path) -> tuple[Path, Path]:
-    """Two archives that are equal up to LSN 3, and differ at LSN 4."""
+    """Return two archives that are equal up to LSN 3, and differ at LSN 4."""
     for name, value in (("a", "one"), ("b", "two")):
         written = WrittenArchive(production().disk, str(tmp_path / name))
         written.define_orders()

@@ -177,8 +177,8 @@ def _change_index(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
 def _may_go(box: Box, space: EngineSpace) -> bool:
     """Return True if the primary key of `space` may be dropped.
 
-    For system spaces that is an error, except for those that a schema downgrade of real servers drops: these rows are
-    accepted from an upstream or a log.
+    For system spaces this is an error. As an exception, spaces that a schema downgrade of real servers drops may be
+    dropped by rows from an upstream or a log.
     """
     return space.id >= system.FIRST_USER_SPACE_ID or (box.is_recovering and space.id in system.NEWER_SPACE_IDS)
 

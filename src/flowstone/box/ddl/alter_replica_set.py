@@ -72,7 +72,7 @@ def change_cluster(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     """Check a change of `_cluster`, and record members that are removed or get another UUID.
 
     The UUID of a member may change only if it has a name and the row was accepted by a 3.x server, which identifies
-    members by name. A row without a valid id and UUID is rejected, whatever its source.
+    members by name. A row without a valid id and UUID is rejected, regardless of its source.
     """
     row = new or old
     if row is None:

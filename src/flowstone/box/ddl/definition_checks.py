@@ -1,8 +1,8 @@
 """The checks of a real server on tuples of `_space` and `_index`, with its errors (alter.cc of 2.6.0).
 
 Only for local changes: rows from a log or a peer were checked there, perhaps by a newer server. The tuples have already
-passed the formats of their spaces. Types and options are those of 2.6, plus those of 2.11 in that dialect. The order of
-the checks is the server's, since a client sees the first error.
+passed the formats of their spaces. Accepts the types and options of 2.6, and in dialect 2.11 also the types and options
+of 2.11. The order of the checks is the server's, since a client sees the first error.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def stored_parts(
 ) -> list[Any]:
     """Return the stored parts of an index on a space with `format`: pairs if all parts have only field and type.
 
-    `inherits_collation`: a part without a collation gets that of its field, as in 2.11.
+    With `inherits_collation`, a part without a collation gets the collation of its field, as in 2.11.
     """
     result = [_with_known_type(part) for part in _full_parts(format, parts, collation_id)]
     if inherits_collation:

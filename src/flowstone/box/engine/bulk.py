@@ -35,9 +35,9 @@ class Lane(NamedTuple):
     key_kinds: int
     is_text: int
     is_alone: bool
-    """A write is one entry in one index and one row of the log, and nothing else, if no sequence numbers the tuples.
+    """True if a write without a sequence changes one entry of one index, and adds one row to the log.
 
-    False for a space with constraints, or that foreign keys refer to: each of its statements has to be checked."""
+    False if the space has constraints, or foreign keys refer to it: each of its statements must be checked."""
 
 
 _KINDS: Final = (KeyKind.INTEGER, KeyKind.STRING)
@@ -76,7 +76,7 @@ def takes_writes(lane: Lane) -> bool:
 
 
 def takes_waiting_writes(lane: Lane) -> bool:
-    """Return True if writes may use the lane; those into a synchronous space wait for a verdict."""
+    """Return True if writes may use the lane, including writes to a synchronous space, which wait for a verdict."""
     return lane.is_alone and lane.space.sequence is None
 
 
@@ -221,7 +221,7 @@ def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkW
 
 
 def count_new(lane: Lane, keys: list[Key]) -> int:
-    """Return how many of the first keys can be inserted: up to one that exists already, or occurs a second time."""
+    """Return the number of keys before the first key that exists already or occurs a second time."""
     entries = lane.primary.map
     seen: set[Key] = set()
     for key in keys:

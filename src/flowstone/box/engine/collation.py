@@ -100,7 +100,7 @@ def _library() -> _Library:
 
 
 class Collation:
-    """A row of `_collation`. `type` is ICU or BINARY; `options` are those of the row."""
+    """A row of `_collation`. `type` is ICU or BINARY; `options` are the options in the row."""
 
     __slots__ = ("__weakref__", "_collator", "_room", "id", "is_binary", "locale", "name", "options", "type")
 

@@ -1,8 +1,8 @@
 """Field types of formats and index parts: the MessagePack kinds each accepts, and which types contain others.
 
 `kind_at` reads the kind of a value from the first bytes of its MessagePack. As in the server's type checks, a float
-differs from a double, and a signed encoding of a number from an unsigned one. `PYTHON_TYPES` has the same rules for
-decoded values, as far as these still show the difference.
+differs from a double, and the signed encoding of a number differs from the unsigned encoding. `PYTHON_TYPES` has the
+same rules for decoded values, as far as these still show the difference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 
 from flowstone.box.dialect import Dialect
 from flowstone.iproto.extensions import Datetime, ErrorStack, Extension, ExtensionType, Interval
-from flowstone.iproto.scan import CHILDREN, FIXED, LENGTH, skip_value
+from flowstone.iproto.scan_kernels import skip_value
+from flowstone.native.msgpack import CHILDREN, FIXED, LENGTH
 
 Class = type
 """Alias for annotations in functions that have a parameter named `type`."""
@@ -143,7 +144,7 @@ def _kinds() -> tuple[int, ...]:
     return (*kinds, *[KIND_INT] * 0x20)
 
 
-_KINDS: Final = _kinds()
+KINDS: Final = _kinds()
 _FIXED: Final = FIXED.tobytes()
 _CHILDREN: Final = CHILDREN.tobytes()
 _LENGTH: Final = LENGTH.tobytes()
@@ -157,7 +158,7 @@ WALK_MAX: Final = 64
 def kind_at(raw: bytes, at: int) -> int:
     """Return the kind of the value at `at`."""
     marker = raw[at]
-    kind = _KINDS[marker]
+    kind = KINDS[marker]
     if kind:
         return kind
     return _EXTENSIONS.get(extension_code_at(raw, at), KIND_EXT)

@@ -254,7 +254,8 @@ def _function_problem(box: Box, check: CheckConstraint) -> str | None:
 
 
 def check_rows(txn: BoxTransaction, altered: EngineSpace, before: SpaceDefinition) -> None:
-    """Check the tuples of a space against constraints that `before` does not have, whatever their names."""
+    """Check the tuples of a space against constraints that `before` does not have. Renamed constraints are not checked
+    again."""
     if not is_enforced(txn) or not len(altered):
         return
     definition = altered.definition

@@ -1,9 +1,9 @@
 """The format of a space's tuples: the rules for each field, from the space format and from index parts.
 
-Rules, their order and the error texts are those of the server's tuple format: types are checked in tuple order and down
-the JSON paths of index parts, and missing fields are reported last. A tuple is checked in up to two passes: a quick one
-over its decoded values, and a close one over its bytes if the quick one is not conclusive. RTREE indexes are checked
-last. They are not served here, but real servers that recover the data rely on valid fields.
+Rules, their order and the error texts are the same as in the server's tuple format: types are checked in tuple order
+and down the JSON paths of index parts, and missing fields are reported last. A tuple is checked in up to two passes: a
+quick one over its decoded values, and a close one over its bytes if the quick one is not conclusive. RTREE indexes are
+checked last. They are not served here, but real servers that recover the data rely on valid fields.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ class EngineIndex:
             self._bound_debt()
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
-        """Return the entries of `span` in order, or those of `unordered_span`. A write invalidates the iterator."""
+        """Return the entries of `span` in order; if the index is not ordered, use `unordered_span`. A write invalidates
+        the iterator."""
         entries = self.map
         if not self.is_ordered:
             return unordered_span(span, iter(entries.items()))
@@ -175,7 +176,7 @@ class EngineIndex:
         return not (runs or gone or self._fresh)
 
     def _sorted_fresh(self) -> list[Key]:
-        """Empty `_fresh` and return its keys sorted, without those deleted since."""
+        """Empty `_fresh` and return its keys sorted, without keys that were deleted since."""
         fresh, self._fresh = self._fresh, []
         if gone := self._gone:
             fresh = [key for key in fresh if key not in gone or gone.pop(key)]
@@ -217,7 +218,7 @@ def _part(run: list[Key], low: Key | None, high: Key | None) -> range:
 def unordered_span(span: Span, entries: Iterator[tuple[Key, bytes]]) -> Iterator[tuple[Key, bytes]]:
     """Return the `entries` of an unordered index that `span` selects.
 
-    Those are all entries, or for the iterator GT the entries after its key; none if the key does not exist.
+    It selects all entries, or for the iterator GT the entries after its key; no entries if the key does not exist.
     """
     if span.low is not None:
         # The span of GT begins right above the key.

@@ -1,48 +1,50 @@
-"""Compiled: the order-preserving bytes (`key_encoding.py`) of the keys of many tuples, or of many requests, at once.
+"""Compiled: the order-preserving encoding (`key_encoding.py`) of the keys of many tuples or requests.
 
-Numbers, strings, booleans and UUIDs as servers write them are encoded here. Whatever else there is (fractions,
-decimals, datetimes, odd spellings) is marked as not done, row by row, and left to the plain encoders.
+Integers, integral doubles, strings, binary data, booleans and UUIDs are supported. A row with any other value
+(fraction, decimal, datetime, unusual encoding) is marked as not done and left to the plain encoders.
+Each `put_…_at` function encodes the complete value at `at` and returns the offset after the encoding, or -1 if the
+value is not supported.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import cython
 
-import numpy as np
+if not cython.compiled:  # compiled, the .pxd provides these
+    from math import floor
 
-from flowstone.box.engine.tuple_kernels import read_array, read_integer, read_text
-from flowstone.iproto.scan import CHILDREN, FIXED, LENGTH, Bytes, Cells, value_end
-from flowstone.kernels import inlined, kernel
-from flowstone.kernels.wide import big16, big32, big64, byte, copy, poke
+    from flowstone.box.engine.key_parts import (
+        PART_BINARY,
+        PART_BOOLEAN,
+        PART_INTEGER,
+        PART_NUMBER,
+        PART_STRING,
+        PART_UUID,
+    )
+    from flowstone.iproto.scan import Bytes, Cells
+    from flowstone.native.msgpack import (
+        CHILDREN,
+        FIXED,
+        LENGTH,
+        put_big,
+        read_array,
+        read_integer,
+        read_text,
+        value_end,
+    )
+    from flowstone.native.words import big16, big32, big64, byte, copy, float64, poke, source, target
 
-PART_INTEGER: Final = 1
-PART_NUMBER: Final = 2
-PART_STRING: Final = 3
-PART_BINARY: Final = 4
-PART_BOOLEAN: Final = 5
-PART_UUID: Final = 6
-PART_SCALAR: Final = 7
-"""What `kinds` says of a part."""
-
-FIXED_SIZE_MAX: Final = 18
-"""Bytes that a part takes beside those of a text in it."""
-
-_INTEGERS_END: Final = 9.2e18
-"""Doubles below it, a little less than 2^63, are numbers of 64 bits."""
+INTEGERS_END = 9.2e18
+"""A little less than 2^63: integral doubles between its negative and itself fit into int64."""
 
 
-@inlined
 def put_integer(out: Bytes, to: int, value: int) -> int:
-    """Nine bytes; the offset behind them."""
-    to = poke(out, to, 0x3F if value < 0 else 0x40)
-    for shift in range(56, -8, -8):
-        to = poke(out, to, (value >> shift) & 0xFF)
-    return to
+    """Write an integer in nine bytes; return the offset after them."""
+    return put_big(out, poke(out, to, 0x3F if value < 0 else 0x40), value, 8)
 
 
-@inlined
 def put_integer_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
-    """The number written at `at`; -1 if there is none."""
+    """Encode an integer."""
     if byte(buf, at) == 0xCF:
         to = poke(out, to, 0x40)
         return copy(out, to, buf, at + 1, 8)
@@ -50,21 +52,19 @@ def put_integer_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
     return put_integer(out, to, value) if fits else -1
 
 
-@inlined
 def put_number_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
-    """An integer, or a double that is one; -1 for anything else."""
+    """Encode an integer or an integral double."""
     if byte(buf, at) == 0xCB:
-        value = np.uint64(big64(buf, at + 1)).view(np.float64)
-        if not (value > -_INTEGERS_END and value < _INTEGERS_END) or np.floor(value) != value:
+        value = float64(big64(buf, at + 1))
+        if not (value > -INTEGERS_END and value < INTEGERS_END) or floor(value) != value:
             return -1
         return poke(out, put_integer(out, to, int(value)), 0)
     to = put_integer_at(buf, at, out, to)
     return poke(out, to, 0) if to >= 0 else -1
 
 
-@inlined
 def put_bytes(buf: Bytes, start: int, end: int, first: int, out: Bytes, to: int) -> int:
-    """The class `first`, the bytes with each zero followed by 0xff, two zeros."""
+    """Write the byte `first`, then the content with 0xff after each zero byte, then two zeros."""
     to = poke(out, to, first)
     for at in range(start, end):
         value = byte(buf, at)
@@ -74,13 +74,11 @@ def put_bytes(buf: Bytes, start: int, end: int, first: int, out: Bytes, to: int)
     return poke(out, poke(out, to, 0), 0)
 
 
-@inlined
 def put_string_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
     start, end = read_text(buf, at)
     return put_bytes(buf, start, end, 0x80, out, to) if start >= 0 else -1
 
 
-@inlined
 def put_binary_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
     marker = byte(buf, at)
     if marker == 0xC4:
@@ -94,7 +92,6 @@ def put_binary_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
     return put_bytes(buf, start, start + size, 0x90, out, to)
 
 
-@inlined
 def put_boolean_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
     marker = byte(buf, at)
     if marker != 0xC2 and marker != 0xC3:
@@ -102,14 +99,12 @@ def put_boolean_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
     return poke(out, to, 0x08 + (marker & 1))
 
 
-@inlined
 def put_uuid_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
     if byte(buf, at) != 0xD8 or byte(buf, at + 1) != 2:
         return -1
     return copy(out, poke(out, to, 0xA0), buf, at + 2, 16)
 
 
-@inlined
 def put_scalar_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
     marker = byte(buf, at)
     if 0xA0 <= marker <= 0xBF or 0xD9 <= marker <= 0xDB:
@@ -123,9 +118,8 @@ def put_scalar_at(buf: Bytes, at: int, out: Bytes, to: int) -> int:
     return put_number_at(buf, at, out, to)
 
 
-@inlined
 def put_part(buf: Bytes, at: int, kind: int, out: Bytes, to: int) -> int:
-    """The encoding of the value at `at`, which is whole; the offset behind it, or -1."""
+    """Encode the complete value at `at` as a part of this kind; return the offset after the encoding, or -1."""
     if kind == PART_INTEGER:
         return put_integer_at(buf, at, out, to)
     if kind == PART_STRING:
@@ -141,12 +135,11 @@ def put_part(buf: Bytes, at: int, kind: int, out: Bytes, to: int) -> int:
     return put_scalar_at(buf, at, out, to)
 
 
-@inlined
 def find_fields(buf: Bytes, at: int, end: int, fields: Cells, starts: Cells) -> int:
-    """Notes where those fields of an array begin that are asked for; 1 if all are there and whole."""
+    """Set `starts` to the offsets of `fields` in the array at `at`; return 1 if all are complete, else 0."""
     last = 0
     for part in range(fields.shape[0]):
-        last = max(last, int(fields[part]))
+        last = max(last, fields[part])
     count, at = read_array(buf, at, end)
     if count <= last:
         return 0
@@ -168,7 +161,6 @@ def find_fields(buf: Bytes, at: int, end: int, fields: Cells, starts: Cells) -> 
     return 1
 
 
-@kernel
 def encode_keys(
     buf: Bytes,
     offsets: Cells,
@@ -179,25 +171,40 @@ def encode_keys(
     ends: Cells,
     is_done: Bytes,
 ) -> int:
-    """Writes the keys of the arrays between `offsets[i]` and `offsets[i + 1]` one after the other; how many are done.
+    """Encode the keys of the arrays between `offsets[i]` and `offsets[i + 1]` consecutively; return how many are done.
 
-    `fields` are the positions of the parts, `kinds` what they hold. Key `i` ends at `ends[i]`; one that cannot be made
-    here is empty, and `is_done[i]` is 0. `out` has FIXED_SIZE_MAX per part and row, and, if there are texts, twice
-    the bytes of `buf`.
+    `fields` has the field number of each part, `kinds` its PART constant; `starts` is scratch space. Key `i` ends at
+    `ends[i]`; a key that is not supported is empty, with `is_done[i]` 0. `out` has FIXED_SIZE_MAX bytes per part and
+    row, plus twice the size of `buf` if there are strings.
     """
+    with cython.nogil:
+        return put_keys(source(buf), offsets, fields, kinds, starts, target(out), ends, is_done)
+
+
+def put_keys(
+    buf: Bytes,
+    offsets: Cells,
+    fields: Cells,
+    kinds: Cells,
+    starts: Cells,
+    out: Bytes,
+    ends: Cells,
+    is_done: Bytes,
+) -> int:
+    """Run the loop of `encode_keys`."""
     to = 0
     done = 0
     for i in range(offsets.shape[0] - 1):
         begin = to
-        fits = find_fields(buf, int(offsets[i]), int(offsets[i + 1]), fields, starts)
+        fits = find_fields(buf, offsets[i], offsets[i + 1], fields, starts)
         if fits:
             for part in range(fields.shape[0]):
-                to = put_part(buf, int(starts[part]), int(kinds[part]), out, to)
+                to = put_part(buf, starts[part], kinds[part], out, to)
                 if to < 0:
                     to = begin
                     fits = 0
                     break
         ends[i] = to
-        poke(is_done, i, fits)
+        is_done[i] = fits
         done += fits
     return done

@@ -16,7 +16,8 @@ import numpy as np
 from flowstone.box.engine.keys import Key
 
 PIECE: Final = 1000
-"""Keys in a new piece. A piece is split above twice this size and joined with the next one below half of it."""
+"""Number of keys in a new piece. A piece of more than twice this size is split; a piece of less than half is joined
+with the next piece."""
 
 _FEW: Final = 20
 """A piece at least this many times larger than the batch is changed key by key; else one pass over it is cheaper."""
@@ -63,7 +64,7 @@ class OrderedKeys:
         raise IndexError(number)
 
     def add(self, keys: list[Key]) -> None:
-        """Add sorted `keys`, none of which is present."""
+        """Add sorted `keys`, all of which must be missing."""
         for number, batch in self._by_piece(keys):
             piece = self._pieces[number]
             if len(batch) * _FEW < len(piece):
@@ -78,7 +79,7 @@ class OrderedKeys:
                 self._firsts[number : number + 1] = [part[0] for part in parts]
 
     def remove(self, keys: list[Key]) -> None:
-        """Remove sorted `keys`, all of which are present."""
+        """Remove sorted `keys`, all of which must be present."""
         for number, batch in self._by_piece(keys):
             piece = self._pieces[number]
             if len(batch) * _FEW < len(piece):

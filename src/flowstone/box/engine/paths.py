@@ -1,6 +1,6 @@
 """JSON paths into documents: `name`, `.name`, `["name"]`, `[1]`, and `[*]` for every element of an array.
 
-Used by index parts and update operations. The syntax and the error positions are those of the server's lexer. Array
+Used by index parts and update operations. Syntax and error positions are the same as in the server's lexer. Array
 positions count from 1 in paths and from 0 in steps.
 """
 

@@ -2,8 +2,8 @@
 
 Truncations, formats, foreign keys and checks apply from the statement that changes them, as on real servers. The spaces
 created here share the indexes of the spaces in the box, or have empty ones, and are never put into the box. New and
-dropped spaces and indexes take effect at commit. A foreign key whose lookup depends on one of these is not checked
-before the commit, which applies all changes again in order and checks each of them (`check_change`).
+dropped spaces and indexes take effect at commit. A foreign key whose lookup depends on such a space is not checked
+before the commit. The commit applies all changes again in order and checks each change (`check_change`).
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class Isolation(IntEnum):
     READ_CONFIRMED = 2
     BEST_EFFORT = 3
     LINEARIZABLE = 4
-    """READ_CONFIRMED on data that includes everything a quorum had before the start; the node waits for that data."""
+    """As READ_CONFIRMED, but the node first waits until its data includes everything that a quorum had before the
+    start."""
 
 
 _READING_CONFIRMED: Final = (Isolation.READ_CONFIRMED, Isolation.LINEARIZABLE)
@@ -435,7 +436,7 @@ class InteractiveTransaction(BoxTransaction):
 
 
 class _Altered:
-    """Undo of a DDL row, with the spaces as they were before it."""
+    """Undo of a DDL row, with the state of the spaces before the row."""
 
     __slots__ = ("_undo", "spaces")
 

@@ -1,48 +1,25 @@
-"""Compiled: what most updates do, to many tuples at once: `=` of whole fields, `+` and `-` of integers.
+"""Compiled: the most common updates of many tuples: `=` of whole fields, `+` and `-` of integers.
 
-The bytes are those of `update.py`. Anything else (paths, names, negative positions, other operations, doubles, two
-changes of one field, a field of the key) is marked as not done, row by row, and left to that.
+The results equal those of `update.py`, byte for byte. A row with anything else (paths, names, negative positions, other
+operations, doubles, two changes of one field, a field of the key) is marked as not done and left to `update.py`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import cython
 
-import numpy as np
+if not cython.compiled:  # compiled, the .pxd provides these
+    from flowstone.box.update.bulk import ARGUMENT, ARGUMENT_END, CODE, FIELD, OPERATIONS_MAX
+    from flowstone.iproto.scan import Bytes, Cells
+    from flowstone.native.msgpack import put_big, put_uint, read_array, read_integer, value_end
+    from flowstone.native.words import byte, copy, poke, source, target
 
-from flowstone.box.engine.tuple_kernels import read_array, read_integer
-from flowstone.iproto.row_batches import put_big, put_uint
-from flowstone.iproto.scan import Bytes, Cells, value_end
-from flowstone.kernels import inlined, kernel
-from flowstone.kernels.wide import byte, copy, poke
-
-OPERATIONS_MAX: Final = 16
-"""Operations of one update that are done here."""
-
-HEAD_MAX: Final = 8
-INT64_MAX: Final = (1 << 63) - 1
-INT64_MIN: Final = -(1 << 63)
-
-ASSIGN: Final = ord("=")
-ADD: Final = ord("+")
-SUBTRACT: Final = ord("-")
-
-FIELD, CODE, ARGUMENT, ARGUMENT_END = range(4)
-"""Lines of the scratch table, a column per operation."""
+    ASSIGN, ADD, SUBTRACT = b"=+-"
+    INT32_MIN, INT64_MIN, INT64_MAX = -(1 << 31), -(1 << 63), (1 << 63) - 1
 
 
-def scratch() -> Cells:
-    """What `update_tuples` needs to note the operations of a row."""
-    return np.empty((4, OPERATIONS_MAX), np.int64)
-
-
-def update_bound(tuples: int, operations: int, count: int) -> int:
-    """Bytes for the results of `count` updates of so many bytes: an operation takes five bytes, its number nine."""
-    return tuples + 2 * operations + HEAD_MAX * count
-
-
-@inlined
 def put_array(out: Bytes, at: int, count: int) -> int:
+    """Write the header of an array of `count` elements; return the offset after it."""
     if count < 16:
         return poke(out, at, 0x90 + count)
     if count < 0x10000:
@@ -50,9 +27,8 @@ def put_array(out: Bytes, at: int, count: int) -> int:
     return put_big(out, poke(out, at, 0xDD), count, 4)
 
 
-@inlined
 def put_shortest(out: Bytes, at: int, value: int) -> int:
-    """A number in as few bytes as it takes."""
+    """Write an integer in its shortest form; return the offset after it."""
     if value >= 0:
         return put_uint(out, at, value)
     if value >= -0x20:
@@ -61,14 +37,13 @@ def put_shortest(out: Bytes, at: int, value: int) -> int:
         return put_big(out, poke(out, at, 0xD0), value, 1)
     if value >= -0x8000:
         return put_big(out, poke(out, at, 0xD1), value, 2)
-    if value >= -0x8000_0000:
+    if value >= INT32_MIN:
         return put_big(out, poke(out, at, 0xD2), value, 4)
     return put_big(out, poke(out, at, 0xD3), value, 8)
 
 
-@inlined
 def read_operations(ops: Bytes, at: int, end: int, base: int, count: int, keys: Cells, noted: Cells) -> int:
-    """Notes the operations on a tuple of `count` fields; how many there are, or -1 if any is not for here."""
+    """Decode the operations on a tuple of `count` fields into `noted`; return their number, or -1 if not supported."""
     total, at = read_array(ops, at, end)
     if total < 1 or total > OPERATIONS_MAX:
         return -1
@@ -106,9 +81,8 @@ def read_operations(ops: Bytes, at: int, end: int, base: int, count: int, keys: 
     return total if at == end else -1
 
 
-@inlined
 def put_sum(buf: Bytes, at: int, ops: Bytes, argument: int, code: int, out: Bytes, to: int) -> int:
-    """The sum or difference of two integers; -1 where they are none, or too large."""
+    """Write the sum or difference of two integers; return the offset after it, or -1 if it is not supported."""
     left, is_left = read_integer(buf, at)
     right, is_right = read_integer(ops, argument)
     if not is_left or not is_right or right == INT64_MIN:
@@ -120,11 +94,10 @@ def put_sum(buf: Bytes, at: int, ops: Bytes, argument: int, code: int, out: Byte
     return put_shortest(out, to, left + right)
 
 
-@inlined
 def put_updated(
     buf: Bytes, at: int, end: int, count: int, ops: Bytes, total: int, noted: Cells, out: Bytes, to: int
 ) -> int:
-    """The tuple whose fields begin at `at`, changed; the offset behind it, or -1."""
+    """Write the tuple whose fields start at `at`, with the changes; return the offset after it, or -1."""
     new = -1
     for i in range(total):
         if noted[FIELD, i] == count:
@@ -140,11 +113,11 @@ def put_updated(
             if noted[FIELD, i] != field:
                 continue
             to = copy(out, to, buf, copied, start - copied)
-            argument = int(noted[ARGUMENT, i])
+            argument = noted[ARGUMENT, i]
             if noted[CODE, i] == ASSIGN:
-                to = copy(out, to, ops, argument, int(noted[ARGUMENT_END, i]) - argument)
+                to = copy(out, to, ops, argument, noted[ARGUMENT_END, i] - argument)
             else:
-                to = put_sum(buf, start, ops, argument, int(noted[CODE, i]), out, to)
+                to = put_sum(buf, start, ops, argument, noted[CODE, i], out, to)
                 if to < 0:
                     return -1
             copied = at
@@ -152,12 +125,11 @@ def put_updated(
         return -1
     to = copy(out, to, buf, copied, end - copied)
     if new >= 0:
-        argument = int(noted[ARGUMENT, new])
-        to = copy(out, to, ops, argument, int(noted[ARGUMENT_END, new]) - argument)
+        argument = noted[ARGUMENT, new]
+        to = copy(out, to, ops, argument, noted[ARGUMENT_END, new] - argument)
     return to
 
 
-@kernel
 def update_tuples(
     buf: Bytes,
     offsets: Cells,
@@ -170,27 +142,45 @@ def update_tuples(
     ends: Cells,
     is_done: Bytes,
 ) -> int:
-    """Writes tuple `i` after the operations `i`, one after the other; how many are done.
+    """Apply operations `i` to tuple `i` and write the results consecutively; return how many are done.
 
-    `bases` are the INDEX_BASEs, `keys` the fields that must not change, `noted` is `scratch()`. Result `i` ends at
-    `ends[i]`; one that is not for here is empty, and `is_done[i]` is 0. `out` has `update_bound` bytes.
+    `bases` has the INDEX_BASE of each row, `keys` the fields that must not change; `noted` is `scratch()`. Result `i`
+    ends at `ends[i]`; a result that is not supported is empty, with `is_done[i]` 0. `out` has `update_bound` bytes.
     """
+    with cython.nogil:
+        return put_results(
+            source(buf), offsets, source(ops), ops_offsets, bases, keys, noted, target(out), ends, is_done
+        )
+
+
+def put_results(
+    buf: Bytes,
+    offsets: Cells,
+    ops: Bytes,
+    ops_offsets: Cells,
+    bases: Cells,
+    keys: Cells,
+    noted: Cells,
+    out: Bytes,
+    ends: Cells,
+    is_done: Bytes,
+) -> int:
+    """Run the loop of `update_tuples`."""
     to = 0
     done = 0
     for i in range(offsets.shape[0] - 1):
         begin = to
-        end = int(offsets[i + 1])
-        count, at = read_array(buf, int(offsets[i]), end)
+        end = offsets[i + 1]
+        count, at = read_array(buf, offsets[i], end)
         total = -1
         if count >= 0 and bases[i] >= 0:
-            ops_at, ops_end = int(ops_offsets[i]), int(ops_offsets[i + 1])
-            total = read_operations(ops, ops_at, ops_end, int(bases[i]), count, keys, noted)
+            total = read_operations(ops, ops_offsets[i], ops_offsets[i + 1], bases[i], count, keys, noted)
         if total > 0:
             to = put_updated(buf, at, end, count, ops, total, noted, out, to)
         fits = 1 if total > 0 and to >= 0 else 0
         if not fits:
             to = begin
         ends[i] = to
-        poke(is_done, i, fits)
+        is_done[i] = fits
         done += fits
     return done

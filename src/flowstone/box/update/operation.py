@@ -23,7 +23,7 @@ OPERATIONS_MAX: Final = 4000
 """BOX_UPDATE_OP_CNT_MAX of the server."""
 
 INDEX_BASE_OF_TEXT: Final = 1
-"""Positions in paths and in error messages count from 1, whatever the request's INDEX_BASE is."""
+"""Positions in paths and in error messages count from 1, regardless of the request's INDEX_BASE."""
 
 ARGUMENTS: Final = {"=": 1, "!": 1, "+": 1, "-": 1, "&": 1, "|": 1, "^": 1, "#": 1, ":": 3}
 _CHANGED_TWICE: Final = "double update of the same field"

@@ -1,9 +1,9 @@
-"""A tuple while update operations are applied: a tree of the changes so far.
+"""The tree of changes to a tuple while update operations are applied.
 
 Theory of operation: values that no operation touches keep their bytes. Operations on one document are combined as the
-server does it. The first operation is stored with its path (`Bar`). From the second on, the container at which the
-paths diverge is decomposed (`Array`, `Map`), and a `Route` leads to it. These steps determine the order of a map's keys
-in the result and which repeated operations are errors, so this module follows the server step by step.
+server does it. The first operation is stored with its path (`Bar`). For the second and later operations, the container
+at which the paths diverge is decomposed (`Array`, `Map`), and a `Route` leads to it. These steps determine the order of
+a map's keys in the result and which repeated operations are errors, so this module follows the server step by step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Steps = tuple[UpdateStep, ...]
 
 
 class Typed(Protocol):
-    """What a format defines for a value: its type and its nested values."""
+    """A format's definition of a value: its type and its nested values."""
 
     @property
     def type(self) -> str: ...

@@ -24,7 +24,7 @@ SHORT: Final = {"leader": "leads", "follower": "follows", "candidate": "campaign
 
 
 class Board:
-    """Shows the state of nodes, shop and lake. It queries the nodes; the caller passes the rest."""
+    """Shows the state of nodes, shop and lake. It queries the nodes; the caller passes all other data."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,6 +1,7 @@
 """`flowstone demo`: kill the leader of a replica set while Spark mirrors it into a lake; or tour the other tools.
 
-Everything runs in a temporary directory, with the public commands and classes. The parts are in the modules `demo_*`.
+Everything runs in a temporary directory, with the public commands and classes. The parts are in the other modules of
+`cli/demo/`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The story of `flowstone demo`: Spark mirrors a shop into a lake, the leader is killed, the lake is verified.
 
-Nodes, mirror and verification are processes that run the public commands. None of them outlives the story, even if it
+Nodes, mirror and verification are processes that run the public commands. All processes end with the demo, even if it
 is interrupted.
 """
 

@@ -38,7 +38,8 @@ IDS: Final = {name: 512 + number for number, name in enumerate(SPACES)}
 class Shop:
     """The shop. `rate` is the number of changes per second, if the cluster is fast enough.
 
-    `orders` has the ids of acknowledged orders that were not cancelled, `uncertain` those whose outcome is unknown.
+    `orders` has the ids of acknowledged orders that were not cancelled, `uncertain` the ids of orders whose outcome is
+    unknown.
     """
 
     leader: Callable[[], Coroutine[Any, Any, DemoMember]]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TextIO
 import typer
 
 from flowstone.cli import extras
-from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.console import OK, UsageError, say
 from flowstone.cli.http_options import HttpListen, HttpPlace, HttpToken, place_of
 from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
 from flowstone.cli.logs.play import PASSWORD_HELP, USERNAME_VARIABLE, login
@@ -96,6 +96,36 @@ def mirror(
         Literal["string", "binary"],
         typer.Option("--strings-as", help="Column type of string fields; binary also holds values that are not UTF-8."),
     ] = "string",
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type",
+            metavar="SPACE.FIELD=TYPE",
+            help="Type of one column: bigint, decimal(P,S), double, string, binary, boolean or timestamp. May be "
+            "repeated.",
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="FILE", help="TOML file with types: [types.orders], id = 'decimal(20,0)'."),
+    ] = None,
+    retype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--retype",
+            metavar="SPACE.FIELD=TYPE",
+            help="Change the type of one column of a lake: rewrite its table from the tuples, then go on. May be "
+            "repeated.",
+        ),
+    ] = None,
+    on_misfit: Annotated[
+        Literal["quarantine", "stop"],
+        typer.Option(
+            "--on-misfit",
+            help="For a value that does not fit its column: keep null there and add a row to the quarantine table of "
+            "the lake, or stop with an error.",
+        ),
+    ] = "quarantine",
     mask: Annotated[
         list[str] | None,
         typer.Option(
@@ -192,9 +222,9 @@ def mirror(
     extras.need("spark", "flowstone mirror")
     from flowstone.lake.masks import Masking
     from flowstone.spark.mirror.choice import MirrorChoice
+    from flowstone.spark.mirror.field_types import FieldTypes
     from flowstone.spark.mirror.mirror import Mirror
 
-    note_compilation()
     place = place_of(http_listen, http_token)
     username, password = login(sources, username, password)
     with _usage_errors(), advice(force=False), ExitStack() as stack:
@@ -213,6 +243,9 @@ def mirror(
             unsigned_as=unsigned_as,
             decimal_scale=decimal_scale,
             strings_as=strings_as,
+            types=_types(types or (), config),
+            retype={f"{space}.{name}": str(kind) for space, name, kind in FieldTypes.parse(retype or ())},
+            on_misfit=on_misfit,
             mask={f"{each.space}.{each.field}": each.kind for each in masks},
             mask_salt=mask_salt,
             spool=spool,
@@ -243,14 +276,31 @@ def mirror(
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     """Turn errors about the options into UsageError, wherever they are detected."""
+    from flowstone.columns.column_types import WrongType
     from flowstone.lake.masks import WrongMask
     from flowstone.spark.mirror.choice import WrongChoice
     from flowstone.spark.mirror.start_checks import OtherSettings, WrongPlace
 
     try:
         yield
-    except (WrongMask, WrongChoice, WrongPlace, OtherSettings) as error:
+    except (WrongMask, WrongChoice, WrongType, WrongPlace, OtherSettings) as error:
         raise UsageError(error.message, hint=error.hint) from error
+
+
+def _types(texts: Sequence[str], config: str | None) -> dict[str, str]:
+    """Return the types of the options and of the TOML file, by SPACE.FIELD."""
+    from flowstone.columns.column_types import WrongType
+    from flowstone.spark.mirror.field_types import FieldTypes, read_types
+
+    given = FieldTypes.parse(texts)
+    read = read_types(config) if config is not None else FieldTypes()
+    for place in given.types.keys() & read.types.keys():
+        if given.types[place] != read.types[place]:
+            raise WrongType(
+                f"{'.'.join(place)} is {given.types[place]} by --type and {read.types[place]} in {config}",
+                hint="specify each field once",
+            )
+    return {f"{space}.{name}": str(kind) for space, name, kind in given | read}
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:

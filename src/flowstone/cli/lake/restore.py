@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from flowstone.cli import extras
-from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.console import OK, UsageError, say
 from flowstone.cli.lake.spark_progress import Line, tasks_shown
 
 if TYPE_CHECKING:
@@ -68,10 +68,11 @@ def restore(
 ) -> int:
     """Write the state at a settled position: a snapshot that Tarantool can start from, or Delta or Parquet tables.
 
-    The state is the newest snapshot before the position plus the changes up to it, without those that were rolled back.
-    A position is rejected if it is inside a transaction, if a transaction is still pending there, or if it is after the
-    end of the archive; the error names the nearest valid ones. A server started from the result has the identity of the
-    archived instance: do not let it join the live one. All formats require the extra `spark` and Java 17.
+    The state is the newest snapshot before the position plus the changes up to the position, without changes that were
+    rolled back. A position is rejected if it is inside a transaction, if a transaction is still pending there, or if it
+    is after the end of the archive; the error names the nearest valid ones. A server started from the result has the
+    identity of the archived instance: do not let it join the live one. All formats require the extra `spark` and Java
+    17.
     """
     extras.need("spark", "flowstone restore")
     from flowstone.spark.index.limestone_index import EpochLost, NotDurable, is_limestone
@@ -81,7 +82,6 @@ def restore(
     from flowstone.spark.restoration.restore import restore as restored_to
     from flowstone.spark.sources.options import WrongOption
 
-    note_compilation()
     if not os.path.isdir(archive):
         raise UsageError(f"{archive}: no such directory", hint="specify an archive or a log directory")
     if to is None and not is_limestone(archive):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flowstone.cli import extras
-from flowstone.cli.console import INTERRUPTED, OK, USAGE, UsageError, note_compilation, say, silence
+from flowstone.cli.console import INTERRUPTED, OK, USAGE, UsageError, say, silence
 from flowstone.cli.lake.mirror import SALT_VARIABLE
 from flowstone.cli.lake.spark_progress import Line, tasks_shown
 from flowstone.cli.logs.play import PASSWORD_HELP, USERNAME_VARIABLE, login
@@ -90,7 +90,6 @@ def verify(
     each space, then the keys that differ, with both values. In a lake, the columns of each row are also checked against
     its tuple.
     """
-    note_compilation()
     line = Line()
     try:
         extras.need("spark", "flowstone verify")

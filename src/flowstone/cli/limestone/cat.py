@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from flowstone.cli.console import FAILED, OK, UsageError, note_compilation, say
+from flowstone.cli.console import FAILED, OK, UsageError, say
 from flowstone.cli.limestone import options as options
 from flowstone.cli.output import destination
 
@@ -109,7 +109,6 @@ def cat(
     """
     from flowstone.outside import production
 
-    note_compilation()
     disk = production().disk
     shown = not storage if markers is None else markers
     wanted = EntryOptions(frozenset(storage or ()), _epochs(epoch), durable, shown, ENCODERS[encoding], as_json)

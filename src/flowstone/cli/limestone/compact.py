@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowstone.cli import extras
-from flowstone.cli.console import UsageError, note_compilation, say
+from flowstone.cli.console import UsageError, say
 from flowstone.cli.lake.spark_progress import Line, tasks_shown
 from flowstone.cli.limestone import options as options
 
@@ -60,7 +60,6 @@ def compact(
         raise UsageError("--json cannot ask for confirmation", hint="add --force or --dry-run")
     if on_spark:
         extras.need("spark", "--spark")
-    note_compilation()
     outside, path = production(), options.data_directory(directory)
     temporary = options.plain(working_dir) if working_dir is not None else f"{path}/{TEMPORARY}"
     if working_dir is not None and outside.disk.kind(working_dir) != "directory":

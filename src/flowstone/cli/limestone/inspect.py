@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowstone.cli.console import note_compilation, progress_bar, say
+from flowstone.cli.console import progress_bar, say
 from flowstone.cli.limestone import options as options
 
 if TYPE_CHECKING:
@@ -30,13 +30,12 @@ def inspect(
 ) -> int:
     """Report the contents of a data directory and whether it needs repair, without changing it.
 
-    Every log file is read, including those that a compaction has replaced. Problems are printed on stderr, a line each.
+    Every log file is read, including files that a compaction has replaced. Problems are printed on stderr, a line each.
     """
     from flowstone.limestone.store import offline_directory as offline
     from flowstone.limestone.tools import inspection
     from flowstone.outside import production
 
-    note_compilation()
     disk, path = production().disk, options.data_directory(directory)
     with offline.held(disk, path, only_looks=True) as manifest:
         total = sum(disk.size(f"{path}/{name}") for name in inspection.log_files(disk, path))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowstone.cli.console import note_compilation, progress_bar, say
+from flowstone.cli.console import progress_bar, say
 from flowstone.cli.limestone import options as options
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def repair(
     from flowstone.limestone.tools import repair as work
     from flowstone.outside import production
 
-    note_compilation()
     outside, path = production(), options.data_directory(directory)
     disk = outside.disk
     if not as_json:

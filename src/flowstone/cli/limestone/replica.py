@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.console import OK, UsageError, say
 from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ def replica(
 
     if os.path.exists(directory) and not os.path.isdir(directory):
         raise UsageError(f"{directory} is not a directory", hint="specify a directory, which is created if missing")
-    note_compilation()
     open_files.raise_limit()  # each log channel of a master needs two open files
     set_format(log_format)
     endpoint = _endpoint(listen or os.environ.get(ENDPOINT_VARIABLE) or LISTEN)

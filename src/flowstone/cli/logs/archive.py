@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
-from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.console import OK, UsageError, say
 from flowstone.cli.http_options import HttpListen, HttpPlace, HttpToken, place_of
 from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
 from flowstone.cli.logs.play import PASSWORD_HELP, URI_HELP, USERNAME_VARIABLE, address
@@ -108,7 +108,6 @@ def archive(
     from flowstone.archive.manifest import NotAnArchive
     from flowstone.cli import event_loop
 
-    note_compilation()
     place = place_of(http_listen, http_token)
     set_format(log_format)
     teller = _Teller(as_json, log_format)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 
-from flowstone.cli.console import UsageError, note_compilation, progress_bar
+from flowstone.cli import extras
+from flowstone.cli.console import UsageError, progress_bar
 from flowstone.cli.logs import row_options as options
 from flowstone.cli.output import check_output, destination
 
@@ -49,7 +50,7 @@ COLUMNAR = (Format.csv, Format.parquet)
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to write the rows."""
+    """The output format of the rows."""
 
     format: Format
     names: bool
@@ -133,6 +134,8 @@ def cat(
 
 
 def _check(style: Style) -> None:
+    if style.format in COLUMNAR:
+        extras.need("arrow", f"--format {style.format.value}")
     if style.format is Format.parquet and style.output is None:
         raise UsageError("parquet cannot be written to stdout", hint="specify a file with --output FILE")
     if style.columns is not None and style.format not in (Format.table, *COLUMNAR):
@@ -154,7 +157,6 @@ def show(wanted: options.RowOptions, style: Style) -> int:
     if style.output is not None:
         check_output(style.output)
     outside = production()
-    note_compilation()
     files = wanted.files(outside)
     # On a terminal, a progress bar would be drawn between the rows.
     rows_on_screen = style.output is None and sys.stdout is not None and sys.stdout.isatty()
@@ -222,7 +224,7 @@ def _without_counters(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _write_all(texts: Iterable[str], sink: BinaryIO) -> None:
-    """Write `texts` in large chunks; if iterating over them fails, write those before the error first."""
+    """Write `texts` in large chunks; if iterating over them fails, write the texts before the error first."""
     waiting: list[str] = []
     size = 0
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowstone.cli.console import INTERRUPTED, UsageError, note_compilation, progress_bar, say
+from flowstone.cli.console import INTERRUPTED, UsageError, progress_bar, say
 from flowstone.cli.logs import row_options as options
 from flowstone.errors import FlowstoneError
 
@@ -62,9 +62,10 @@ def play(
     """Replay log files into a live server, in order, transaction by transaction.
 
     The replay stops at the first row that the server rejects, or whose space has another name on the server. All
-    transactions before that row's transaction are applied, none from it on, and the message says how to resume with
-    --from. Rows of system spaces are skipped unless selected with --show-system or --space, so the spaces must exist.
-    Replay a snapshot only into empty spaces. --to and --timestamp are exclusive bounds, as in `tt play`.
+    transactions before that row's transaction are applied; this transaction and later ones are not. The message names
+    the --from to resume with. Rows of system spaces are skipped unless selected with --show-system or --space, so the
+    spaces must exist. Replay a snapshot only into empty spaces. --to and --timestamp are exclusive bounds, as in `tt
+    play`.
     """
     selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system, truncates=True)
     wanted = options.RowOptions(paths, selection, settled, recursive, force)
@@ -153,7 +154,6 @@ def _replay(uri: Uri, wanted: options.RowOptions, as_json: bool) -> int:
     from flowstone.outside import production
 
     outside = production()
-    note_compilation()
     files = wanted.files(outside)
     begun = time.monotonic()
     result = player.PlayResult()

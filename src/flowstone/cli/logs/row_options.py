@@ -1,4 +1,4 @@
-"""The options that `cat` and `play` share: which rows of which logs. Spelled as in `tt cat`.
+"""The options of `cat` and `play` that select logs and rows. Spelled as in `tt cat`.
 
 Also rewrites the hints of library errors in the spelling of the command line. Reads no rows.
 """

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from flowstone.cli import service
-from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.console import OK, UsageError, say
 from flowstone.cli.log import PLAIN, set_format, set_level, start_log
 from flowstone.cli.node import settings
 from flowstone.cli.node.node_web import NodeWeb
@@ -58,11 +58,11 @@ class Process:
         """Run the node until a signal stops it, and return the exit code."""
         start_log(self._settings.options.get("log_format", PLAIN))
         set_level(self._settings.options)
-        note_compilation()
         for name in self._settings.strangers:
             self._log.warning("unknown option in environment: %s", name)
         _check_data(self._settings)
         node = Node(**self._settings.options, user=self._settings.user, pid=os.getpid())
+        node.on_reconfigure(lambda changed: _configure_log(node))
         web = NodeWeb(node, self._settings.process, self._settings.user)
         self._listen_to_signals(node)
         try:
@@ -139,8 +139,6 @@ class Process:
         for name in wanted.process.differences(self._settings.process):
             self._log.warning("%s cannot be changed at run time; restart the node to apply it", name)
         self._settings = wanted
-        set_level(wanted.options)
-        set_format(wanted.options.get("log_format", PLAIN))
         self._log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
 
     async def _snapshot(self, node: Node) -> None:
@@ -157,6 +155,13 @@ def _check_data(wanted: settings.NodeSettings) -> None:
         pass  # the node creates them
     with suppress(XlogError):
         place.check(place.files(), wanted.user)
+
+
+def _configure_log(node: Node) -> None:
+    """Apply the log options of the node, which may also come from a client that CALLs `box.cfg`."""
+    configuration = node.configuration
+    set_level({"log_level": configuration.log_level})
+    set_format(configuration.log_format)
 
 
 def _news(node: Node, options: dict[str, Any]) -> dict[str, Any]:

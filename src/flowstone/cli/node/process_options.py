@@ -1,7 +1,8 @@
 """The options of `flowstone serve` that belong to the process, not to the node: what it serves over HTTP.
 
 The table has the form of the one in `node/configuration.py`, and the options are read the same way: from the command
-line, the environment and the file. A node in another program has none of them and uses `web.WebServer` instead.
+line, the environment and the file. A node in another program does not have these options and uses `web.WebServer`
+instead.
 """
 
 from __future__ import annotations
@@ -92,5 +93,5 @@ class ProcessOptions:
         return made
 
     def differences(self, other: ProcessOptions) -> list[str]:
-        """Return the names of the options whose values differ from those of `other`."""
+        """Return the names of the options that have other values in `other`."""
         return [name for name in PROCESS_OPTIONS if getattr(self, name) != getattr(other, name)]

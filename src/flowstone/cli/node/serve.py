@@ -1,7 +1,7 @@
 """`flowstone serve`: the command line of a node.
 
-The options are those of `node/configuration.py`, spelled with dashes. `settings.py` merges them with the environment
-and the file, and `process.py` runs the node.
+It has the options of `node/configuration.py`, spelled with dashes. `settings.py` merges them with the environment and
+the file, and `process.py` runs the node.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def serve(**arguments: Any) -> int:
     """Run a node that any Tarantool client can talk to.
 
     Options override the environment, which overrides the file. The log goes to stderr; the line `ready` marks the end
-    of the start. SIGTERM and SIGINT stop the node. SIGHUP reloads the file and applies all changes, or none if one of
-    them needs a restart. SIGUSR1 takes a snapshot.
+    of the start. SIGTERM and SIGINT stop the node. SIGHUP reloads the file and applies all changes, or no change if any
+    of them needs a restart. SIGUSR1 takes a snapshot.
     """
     wants_check = arguments.pop(CHECK, None)
     chosen = {

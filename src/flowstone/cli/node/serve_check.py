@@ -1,6 +1,6 @@
 """`flowstone serve --check`: report what a start with these options would do, and what would prevent it.
 
-Checks all that can be checked without starting: values, directories and their data, certificates, addresses. Writes
+Makes all checks that are possible without a start: values, directories and their data, certificates, addresses. Writes
 nothing, and never shows passwords or tokens. If a node is running in the directory, the options are checked for a
 reload: the lock and the addresses of that node are not reported as problems, and the report names the options that need
 a restart.
@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from flowstone.cli import event_loop, extras
-from flowstone.cli.console import OK, USAGE, fail, note_compilation
+from flowstone.cli.console import OK, USAGE, fail
 from flowstone.cli.node.process_options import PROCESS_OPTIONS
 from flowstone.cli.node.serve_data import DataPlace
 from flowstone.cli.node.settings import EVERY_OPTION, NodeSettings, read_settings
@@ -34,8 +34,8 @@ from flowstone.web.address import http_address, is_loopback
 FIXED: Final = tuple(name for name, option in OPTIONS.items() if not option.is_dynamic)
 """Options that a running node cannot change.
 
-All of them are listed, changed or not: the values of the running node are unknown here, since it may have been started
-with another file or environment.
+All such options are listed, even unchanged ones, because the values of the running node are unknown: it may have been
+started with another file or environment.
 """
 
 
@@ -122,7 +122,6 @@ class StartCheck:
         if self._settings.user is not None:
             yield "user not created: the data directory is already initialized"
         wanted = self._configuration
-        note_compilation()
         event_loop.run(
             check_files(production(), files, is_anonymous=wanted.replication_anon, force=wanted.force_recovery)
         )

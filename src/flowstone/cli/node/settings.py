@@ -26,7 +26,7 @@ PREFIX: Final = "FLOWSTONE_"
 USER: Final = "user"
 CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
 USER_VARIABLE: Final = f"{PREFIX}USER"
-OTHER_VARIABLES: Final = frozenset((CONFIG_VARIABLE, USER_VARIABLE, f"{PREFIX}KERNEL_CACHE", f"{PREFIX}SCALE"))
+OTHER_VARIABLES: Final = frozenset((CONFIG_VARIABLE, USER_VARIABLE, f"{PREFIX}INTERPRETED", f"{PREFIX}SCALE"))
 """Variables with the prefix that are not options of a node."""
 
 _NAMED: Final = re.compile(r"option '(\w+)'")
@@ -40,7 +40,7 @@ class NodeSettings:
     options: Mapping[str, Any]
     user: tuple[str, str] | None
     strangers: tuple[str, ...]
-    """Environment variables with the prefix of options that name no option."""
+    """Environment variables that have the prefix of options but do not name an option."""
 
     process: ProcessOptions = field(default_factory=ProcessOptions)
     """Options of the process, not of the node."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from flowstone.cli import extras
-from flowstone.cli.console import OK, note_compilation, say
+from flowstone.cli.console import OK, say
 from flowstone.cli.http_options import TOKEN_VARIABLE, HttpPlace
 from flowstone.cli.log import PLAIN, LogFormat, start_log
 from flowstone.cli.replica_set.members import Password, Uris, Username, addresses
@@ -73,7 +73,6 @@ def dashboard(
     # The page shows the problems of servers; the log is for problems of the dashboard itself and of its clients.
     for watching in ("flowstone.observation", "flowstone.node"):
         logging.getLogger(watching).setLevel(logging.ERROR)
-    note_compilation()
     wanted = addresses(uris, username, password)
     event_loop.run(_run(wanted, HttpPlace(listen, token, option="--listen"), lake or [], open_page))
     return OK

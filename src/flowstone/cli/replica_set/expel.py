@@ -130,7 +130,9 @@ async def _identified(survey: Survey, one: ReplicaSet, place: Uri, wanted: str) 
         raise no_such_member(one, wanted, f"no member lists this address, and it does not answer: {answer.reason}")
     member = one.member(answer.uuid)
     if member is None:
-        raise no_such_member(one, wanted, f"the server at this address is {answer.uuid}")
+        raise no_such_member(
+            one, wanted, f"the server at this address has instance UUID {answer.uuid}, which is not a member"
+        )
     if member.report is None:
         survey.include(place, member.uuid)
     return member.uuid

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowstone.cli.console import FAILED, OK, UsageError, note_compilation, output
+from flowstone.cli import extras
+from flowstone.cli.console import FAILED, OK, UsageError, output
 from flowstone.cli.replica_set.members import Password, Username, addresses
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ EXAMPLE = (
 EXIT_CODES = """Exit codes: 0 no problems found; 1 problems found; 2 the command line or a path on it is wrong."""
 
 WHERE_HELP = (
-    "Servers as [user[:password]@]host:port, unix/:/path or a port; directories with .xlog and .snap files. One member "
-    "is enough if it follows the others; they are queried as the same user."
+    "Servers as [user[:password]@]host:port, unix/:/path or a port; directories with .xlog and .snap files; lakes of "
+    "`flowstone mirror`. One member is enough if it follows the others; they are queried as the same user."
 )
 
 _MARKS: Final = {"stopped": ("✗", "bold red"), "behind": ("▲", "bold yellow"), "warning": ("!", "bold cyan")}
@@ -50,15 +51,16 @@ def explain(
 ) -> int:
     """Explain why a replica is stopped or lagging, and what to do about it.
 
-    The command queries nodes and any Tarantool server, and reads directories of log files. For several directories, it
-    shows where their histories diverge and which rows only one of them has. It changes nothing. The user needs the
-    right to call `box.info` and, to see the rows of a conflict, the role `replication`.
+    The command queries nodes and any Tarantool server, and reads directories of log files and lakes. For several
+    directories of log files, it shows where their histories diverge and which rows only one of them has. It changes
+    nothing. The user needs the right to call `box.info` and, to see the rows of a conflict, the role `replication`.
     """
     from flowstone.cli import event_loop
 
     directories = [one for one in where if is_path(one)]
     uris = addresses([one for one in where if one not in directories], username, password)
-    looked, findings = event_loop.run(_look(uris, directories))
+    lakes = [one for one in directories if os.path.isdir(os.path.join(one, "_flowstone"))]
+    looked, findings = event_loop.run(_look(uris, [one for one in directories if one not in lakes], lakes))
     if as_json:
         print(json.dumps(told(findings, *looked)))
     else:
@@ -77,10 +79,11 @@ def is_path(text: str) -> bool:
     return os.path.isdir(text) or means_a_path(text)
 
 
-Looked = tuple[Sequence["ReplicaSet"], Sequence["Directory"]]
+Looked = tuple[Sequence["ReplicaSet"], Sequence["Directory"], Sequence[str]]
+"""Replica sets, directories of logs, and lakes."""
 
 
-async def _look(uris: Sequence[Uri], paths: Sequence[str]) -> tuple[Looked, tuple[Finding, ...]]:
+async def _look(uris: Sequence[Uri], paths: Sequence[str], lakes: Sequence[str]) -> tuple[Looked, tuple[Finding, ...]]:
     from flowstone.observation.explanation import in_order
     from flowstone.observation.investigation import Investigation
     from flowstone.observation.survey import Survey
@@ -94,18 +97,23 @@ async def _look(uris: Sequence[Uri], paths: Sequence[str]) -> tuple[Looked, tupl
         from flowstone.observation.findings.expelled_directory import expulsion_findings
         from flowstone.observation.log_directory import look_into
 
-        note_compilation()
         directories = [look_into(outside, path) for path in paths]
         found += [finding for one in directories for finding in directory_findings(one)]
         found += [finding for one in directories for finding in await expulsion_findings(outside, one)]
         found += compare(outside, directories)
+    if lakes:
+        extras.need("spark", "flowstone explain of a lake")
+        from flowstone.lake.misfit_findings import misfit_findings
+        from flowstone.lake.quarantine import Quarantine
+
+        found += [finding for one in lakes for finding in misfit_findings(one, Quarantine(one, {}))]
     survey = Survey(outside, uris)
     try:
         sets = await survey.look() if uris else ()
         found += await Investigation(outside, survey).findings(sets)
     finally:
         await survey.close()
-    return (sets, directories), in_order(found)
+    return (sets, directories, lakes), in_order(found)
 
 
 # --- text output ---
@@ -143,8 +151,8 @@ def _part(head: str, text: str) -> Text:
     return Text.assemble((f"{head} ", "bold"), text)
 
 
-def looked_at(sets: Sequence[ReplicaSet], directories: Sequence[Directory]) -> Iterator[str]:
-    """Yield one line per replica set and directory that was checked."""
+def looked_at(sets: Sequence[ReplicaSet], directories: Sequence[Directory], lakes: Sequence[str] = ()) -> Iterator[str]:
+    """Yield one line per replica set, directory and lake that was checked."""
     from flowstone.observation.findings.wording import position
 
     for one in sets:
@@ -169,12 +177,19 @@ def looked_at(sets: Sequence[ReplicaSet], directories: Sequence[Directory]) -> I
             f"snapshots, {len(directory.listing.logs)} logs, rows from {position(directory.start.to_mapping())} to "
             f"{position(directory.end.to_mapping())}{queue}{running}"
         )
+    for lake in lakes:
+        yield f"checked lake {lake}"
 
 
 # --- JSON output ---
 
 
-def told(findings: Sequence[Finding], sets: Sequence[ReplicaSet], directories: Sequence[Directory]) -> dict[str, Any]:
+def told(
+    findings: Sequence[Finding],
+    sets: Sequence[ReplicaSet],
+    directories: Sequence[Directory],
+    lakes: Sequence[str] = (),
+) -> dict[str, Any]:
     """Return the object that `--json` prints."""
     import msgspec
 
@@ -198,6 +213,7 @@ def told(findings: Sequence[Finding], sets: Sequence[ReplicaSet], directories: S
             }
             for one in sets
         ],
+        "lakes": list(lakes),
         "directories": [
             {
                 "path": one.path,

@@ -30,13 +30,13 @@ PROMOTE_EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowst
 DEMOTE_EXAMPLE = "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone demote --yes 127.0.0.1:3302`"
 
 LOOKS_MAX, LOOK_SECONDS = 60, 0.05
-"""How often a promoted member is queried until it leads, and the pause between two queries: 3 s in total."""
+"""Maximum number of queries until a promoted member leads, and the pause between two queries: 3 s in total."""
 
 READ_ONLY_HINTS: Final = {
     "orphan": "start the upstreams that it waits for, or remove them from its `replication`",
-    "config": "set its read_only to false",
+    "config": "let it accept writes: `flowstone config {address} read_only=false`",
 }
-"""Advice for a promoted member that is read-only, by the reason it reports."""
+"""Advice for a promoted member that is read-only, by the reason it reports; `{address}` is replaced by its address."""
 
 
 def promote(
@@ -117,7 +117,10 @@ async def _call(asking: Asking, report: Report, action: str) -> None:
 
 
 def _no_terms(report: Report, action: str) -> FlowstoneError:
-    hint = "set read_only on the old master, then call box.ctl.clear_synchro_queue() on the new master"
+    hint = (
+        "set read_only on the old master (`flowstone config URI read_only=true`), then call "
+        "box.ctl.clear_synchro_queue() on the new master"
+    )
     return FlowstoneError(
         f"{report.address} cannot {action}: {report.package} {report.version} has no box.ctl.{action}", hint=hint
     )
@@ -137,6 +140,8 @@ def leads(report: Report) -> bool:
 
 def _objection(before: Report, after: Report, action: str) -> FlowstoneError | None:
     """Return an error if the server accepted `action` without the expected effect; None if it took effect."""
+    from flowstone.observation.findings.wording import for_command
+
     if leads(after) is (action == "promote"):
         return None
     if action == "demote":
@@ -146,7 +151,7 @@ def _objection(before: Report, after: Report, action: str) -> FlowstoneError | N
     owns_queue = after.queue is not None and bool(after.id) and after.queue.owner == after.id
     though = ", although it owns the synchronous queue" if owns_queue else ""
     reason = f": it is read-only ({why})" if why is not None else f": its status is {after.status}"
-    hint = READ_ONLY_HINTS.get(why or "", _look_hint(after))
+    hint = READ_ONLY_HINTS.get(why or "", _look_hint(after)).replace("{address}", for_command(after.address))
     return FlowstoneError(f"{_state(after)}{though}{reason}", hint=hint)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowstone.cli.console import INTERRUPTED, OK, UsageError, note_compilation, say
+from flowstone.cli.console import INTERRUPTED, OK, UsageError, say
 from flowstone.cli.replica_set.members import Json, Password, Uris, Username, Yes, addresses, consent, surveyed
 from flowstone.errors import FlowstoneError
 
@@ -79,7 +79,6 @@ def rebootstrap(
 
     outside = production()
     places = list(dict.fromkeys(map(os.path.realpath, (directory, wal_dir or directory))))
-    note_compilation()
     with ExitStack() as locks:
         for path in places:
             _check(path)
@@ -114,14 +113,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Known:
-    """What the live members know of the stopped one."""
+    """The rows of the stopped member that the live members have and lack."""
 
     replica_id: int
     lost: dict[int, tuple[int, int]]
     """Rows that no live member has: the first and the last LSN, by replica id."""
 
     overlap: Overlap
-    """Whether the live members have the same rows under the same LSNs."""
+    """The comparison of the rows that the stopped and the live members have under the same LSNs."""
 
     answered: Sequence[str]
 
@@ -204,17 +203,18 @@ def _refuse_loss(found: Found, known: Known, delete: bool) -> None:
     if known.lost:
         raise FlowstoneError(
             f"{found.places[0]} has rows that are missing at {asked}: {alone_text(known.lost)}",
-            hint=f"{_shown(found, known.lost)}; specify members that have them, or use --force to lose them",
+            hint=f"{_shown(found, known.lost)}; specify members that have these rows, "
+            "or use --force to discard the rows",
         )
     unlike = known.overlap.unlike
     if unlike:
         raise FlowstoneError(
             f"{found.places[0]} has rows whose LSNs belong to different rows at {asked}: {alone_text(unlike)}",
-            hint=f"{_shown(found, unlike)}; save them, then use --force to lose them here",
+            hint=f"{_shown(found, unlike)}; save them, then use --force to discard them here",
         )
     if delete and not known.overlap.compared:
         raise FlowstoneError(
-            f"{found.places[0]}: rows match those at {asked} by LSN, but were not compared: {_unread(known)}",
+            f"{found.places[0]}: rows have the same LSNs as at {asked}, but were not compared: {_unread(known)}",
             hint="omit --delete to move the files aside, or use --force",
         )
 
@@ -240,9 +240,9 @@ def _consequences(found: Found, known: Known, delete: bool) -> Iterator[str]:
     if same.unlike:
         yield f"LOST: {alone_text(same.unlike)}, whose LSNs belong to different rows at {asked}"
     elif not known.lost and same.compared:
-        yield f"rows match those at {asked} by LSN; the newest {same.compared} were compared and are equal"
+        yield f"rows have the same LSNs as at {asked}; the newest {same.compared} were compared and are equal"
     elif not known.lost:
-        yield f"rows match those at {asked} by LSN, but were not compared: {_unread(known)}"
+        yield f"rows have the same LSNs as at {asked}, but were not compared: {_unread(known)}"
     yield f"files to {'delete' if delete else 'move aside'}: {found.files}"
 
 

@@ -38,7 +38,7 @@ def board(sets: Sequence[ReplicaSet], *, explained: str) -> Group:
 
 
 class RateWindow:
-    """The lines of a board that fit on the terminal, and the number of those that do not.
+    """The lines of a board that fit on the terminal, and the number of lines that do not fit.
 
     A board that is redrawn in place cannot be scrolled.
     """

@@ -23,7 +23,8 @@ NUMBER_MAX: Final = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Catalog:
-    """`compacted`: names and versions of compacted files. `detached`: log files whose content is in those."""
+    """`compacted`: names and versions of compacted files. `detached` lists log files whose content is in the compacted
+    files."""
 
     compacted: tuple[tuple[str, int], ...] = ()
     detached: tuple[str, ...] = ()
@@ -96,9 +97,9 @@ def read(disk: Disk, directory: str) -> Catalog | None:
 def write(disk: Disk, directory: str, catalog: Catalog) -> None:
     """Replace the catalog; the previous one is kept as `.back` if it can be read.
 
-    The main file exists and is complete at every moment: the original treats a missing file as an empty catalog,
-    whatever `.back` says. `.back` is a copy, not a hard link: the original renames the main file to it and then
-    truncates the main file, which would empty both."""
+    The main file exists and is complete at every moment: the original treats a missing file as an empty catalog and
+    ignores `.back`. `.back` is a copy, not a hard link: the original renames the main file to it and then truncates the
+    main file, which would empty both."""
     path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
     current = read_whole(disk, path)
     if current is not None and _is_sound(current, path):

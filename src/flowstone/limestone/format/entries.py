@@ -23,7 +23,7 @@ WINDOW_SIZE: Final = 1 << 20
 """Bytes that `walk` reads at once. A longer entry is read as a whole."""
 
 NO_CRC: Final = 1
-"""The checksum type of end markers: none. No other type was ever written."""
+"""The checksum type of end markers: none. No version of Limestone has written other types."""
 
 
 class EntryType(IntEnum):
@@ -214,7 +214,7 @@ def decode(data: bytes, offset: int = 0) -> tuple[Token, int]:
 def walk(read_at: Callable[[int, int], bytes], size: int, *, start: int = 0) -> Iterator[tuple[int, Token]]:
     """Yield each entry of `size` bytes with its offset, reading in windows. Torn or Unknown, if any, comes last.
 
-    `read_at(offset, size)` is that of a File. The length of an entry is requested only if the file is that long.
+    `read_at(offset, size)` is the method of a File. The length of an entry is requested only if the file is that long.
     """
     base, offset, data = start, 0, b""
     while base + offset < size:

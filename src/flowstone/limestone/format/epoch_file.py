@@ -29,8 +29,8 @@ class Epochs:
     """The content of an epoch file.
 
     `durable`: the largest epoch of its sound records. `sound_size`: their end offset, where a writer appends.
-    `is_torn`: they are followed by the rest of an incomplete write. `is_damaged`: they are followed by something else;
-    `salvaged` is the largest epoch of all bytes that still look like a record.
+    `is_torn`: they are followed by the rest of an incomplete write. `is_damaged` is true if other data follows the
+    records; `salvaged` is the largest epoch in all bytes that still look like a record.
     """
 
     durable: int
@@ -83,7 +83,8 @@ def _read(disk: Disk, path: str) -> Epochs:
             path,
             found.sound_size,
             "invalid epoch record",
-            hint=f"repair the directory: largest epoch is {found.durable} in sound records, {found.salvaged} in all",
+            hint=f"repair the directory: the largest epoch in intact records is {found.durable}; "
+            f"including damaged records it is {found.salvaged}",
         )
     return found
 

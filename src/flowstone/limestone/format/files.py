@@ -14,7 +14,7 @@ from flowstone.outside import Disk
 T = TypeVar("T")
 
 SMALL_FILE_MAX = 64 << 20
-"""A catalog that lists a million log files, or an epoch file that was never replaced, stays below this."""
+"""A catalog that lists a million log files, or an epoch file that was never replaced, is smaller than this limit."""
 
 
 def read_whole(disk: Disk, path: str) -> bytes | None:

@@ -2,8 +2,8 @@
 
 A directory gets a new identity when its files no longer tell which of its epochs a replica may have: after offline
 compaction, after a restore, and when a replica's directory becomes a store. Its replicas are then seeded; this small
-file proves to them that the master is not a stranger. Uses the Disk that is passed in; the caller holds the lock of the
-directory. The original ignores files that it does not know.
+file proves to the replicas that the master is the one they followed. Uses the Disk that is passed in; the caller holds
+the lock of the directory. The original ignores files that it does not know.
 """
 
 from __future__ import annotations

@@ -16,17 +16,15 @@ from enum import Enum, IntEnum
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flowstone.kernels import kernel
-from flowstone.kernels.wide import Bytes, number, word
 from flowstone.limestone.format import entry_table
 from flowstone.limestone.format.entries import MARKER_TYPES, Entry, EntryType, Marker, Token, Torn, Unknown
-from flowstone.limestone.format.entry_table import Table
+from flowstone.limestone.format.entry_table import Bytes, Table
+from flowstone.limestone.format.log_scan_kernels import EPOCH, follow
 
 
 class Verdict(IntEnum):
-    """What is wrong with a file, with the numbers of the original: the largest is the worst."""
+    """The condition of a file, with the numbers of the original: the largest is the worst."""
 
     OK = 0
     REPAIRED = 0x01
@@ -48,7 +46,7 @@ class Verdict(IntEnum):
 
 
 class Policy(Enum):
-    """What to do about a snippet that must not count."""
+    """The treatment of a snippet that must not count."""
 
     REPORT = "report"
     MARK = "mark"
@@ -90,7 +88,7 @@ class ScanFinding:
 
 @dataclass(frozen=True)
 class FileRepair:
-    """What a file needs: offsets to overwrite with MARKER_INVALIDATED_BEGIN, then the size to truncate it to."""
+    """The repair of a file: offsets to overwrite with MARKER_INVALIDATED_BEGIN, then the size to truncate it to."""
 
     marks: tuple[int, ...] = ()
     cut: int | None = None
@@ -99,39 +97,7 @@ class FileRepair:
         return bool(self.marks) or self.cut is not None
 
 
-_OPEN, _VALID, _MARKED, _HAS_ENTRIES, _EPOCH, _HEAD, _MAX_EPOCH, _COUNTED = range(8)
 _EPOCH_MAX: Final = (1 << 64) - 1
-_ONE: Final = np.uint64(1)
-_NONE: Final = np.uint64(0)
-
-
-@kernel
-def follow(table: Table, start: int, takes: Bytes, base: int, durable: np.uint64, state: NDArray[np.uint64]) -> int:
-    """Scan the table from `start` on while it looks like a healthy file; return the first other column, or -1.
-
-    `takes[i]` becomes 1 if entry i counts. `state` is that of a Scan."""
-    for index in range(start, takes.shape[0]):
-        takes[index] = 0
-        kind = number(table[entry_table.TYPE, index])
-        if kind == 2 or kind == 6:
-            epoch = table[entry_table.MAJOR, index]
-            if kind == 2 and epoch > durable:
-                return index
-            state[_MAX_EPOCH] = max(state[_MAX_EPOCH], epoch)
-            state[_OPEN], state[_HAS_ENTRIES] = _ONE, _NONE
-            state[_VALID] = _ONE if kind == 2 else _NONE
-            state[_MARKED] = _NONE if kind == 2 else _ONE
-            state[_EPOCH] = epoch
-            state[_HEAD] = word(base) + table[entry_table.AT, index]
-        elif state[_OPEN] == _NONE or kind == 4:
-            return index
-        elif kind == 3:
-            state[_OPEN] = _NONE
-        elif state[_VALID] != _NONE:
-            takes[index] = 1
-            state[_HAS_ENTRIES] = _ONE
-            state[_COUNTED] += _ONE
-    return -1
 
 
 class LogScan:
@@ -185,7 +151,7 @@ class LogScan:
                 self.take_end(offset, token)
 
     def take_table(self, table: Table, takes: Bytes, base: int) -> bool:
-        """Scan the next part of the file, and set `takes` for those of its columns that count.
+        """Scan the next part of the file, and set `takes` for the columns that count.
 
         `base` is the offset in the file of the table's buffer. Return True if the scan continues after it."""
         at = 0
@@ -206,8 +172,8 @@ class LogScan:
     def _follow(self, table: Table, at: int, takes: Bytes, base: int) -> int:
         before = (self._is_open, self._is_valid, self._is_marked, self._has_entries)
         state = np.array([*before, self._epoch, self._head, self.max_epoch, self.counted], np.uint64)
-        at = follow(table, at, takes, base, np.uint64(min(self._durable_epoch, _EPOCH_MAX)), state)
-        flags, numbers = state[:_EPOCH].astype(np.bool_).tolist(), state[_EPOCH:].tolist()
+        at = follow(table, at, takes, base, min(self._durable_epoch, _EPOCH_MAX), state)
+        flags, numbers = state[:EPOCH].astype(np.bool_).tolist(), state[EPOCH:].tolist()
         self._is_open, self._is_valid, self._is_marked, self._has_entries = flags
         self._epoch, self._head, self.max_epoch, self.counted = numbers
         return at

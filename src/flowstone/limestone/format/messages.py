@@ -59,7 +59,7 @@ class ErrorCode(IntEnum):
 
 
 class SessionFlags(IntFlag):
-    """What a LOG_ENTRIES does besides carrying entries: begin the session before them, end or flush it after them."""
+    """Flags of a LOG_ENTRIES message: begin the session before the entries, end or flush it after them."""
 
     NONE = 0
     BEGIN = 0x01
@@ -90,7 +90,7 @@ class WireEntry(NamedTuple):
     def logged(self) -> Entry | None:
         """Return the entry that a replica writes to its log, as the original does; None for unknown larger types.
 
-        Raise BadMessage for a marker: sessions are begun and ended by the flags of a message."""
+        Raise BadMessage for a marker, because the flags of a message begin and end sessions."""
         if self.type == EntryType.NORMAL:
             return put(self.storage_id, self.key, self.value, self.version)
         if self.type == EntryType.NORMAL_WITH_BLOB:
@@ -106,7 +106,7 @@ class WireEntry(NamedTuple):
 
 
 def wire_entry(entry: Entry, blobs: tuple[Blob, ...] = ()) -> WireEntry:
-    """Return the wire form of an entry; `blobs` are those that it names, in order."""
+    """Return the wire form of an entry; `blobs` are the blobs that it names, in order."""
     if entry.blob_ids != tuple(blob.blob_id for blob in blobs):
         raise LocalProtocolError(f"entry names blobs {entry.blob_ids}, but other blobs were passed")
     return WireEntry(entry.type, entry.storage_id, entry.key, entry.value, entry.version, blobs)
@@ -297,7 +297,7 @@ class Parser(Generic[Entries]):
         self._size = 0
         """Size of that part."""
         self._unfinished: tuple[WireEntry, int] | None = None
-        """An entry of it that was read up to its blobs, and the number of blobs; `_come` are those that were read."""
+        """An entry that was read up to its blobs, and its number of blobs; `_come` contains the blobs read so far."""
         self._come: list[Blob] = []
 
     def feed(self, data: bytes) -> None:

@@ -12,39 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.errors import LocalProtocolError
-from flowstone.kernels import kernel
-from flowstone.kernels.wide import Bytes, copy, number, poke, poke64, word
 from flowstone.limestone.format.entries import LENGTH_MAX, WriteVersion
+from flowstone.limestone.format.entry_table import Bytes
+from flowstone.limestone.format.packing_kernels import pack_puts
 
 PUT_SIZE: Final = 33
 """Size of an entry without key and value."""
 
 _ID_MAX: Final = (1 << 64) - 1
-_HALF = np.uint64(32)
 
 Sizes = NDArray[np.int64]
-
-
-@kernel
-def pack_puts(
-    out: Bytes, keys: Bytes, key_sizes: Sizes, values: Bytes, value_sizes: Sizes, ids: NDArray[np.uint64]
-) -> int:
-    """Encode one entry for each key and value, which are concatenated; `ids`: storage, major, first minor version.
-
-    The caller sizes `out` for all entries. Every size must fit in 4 bytes."""
-    at = key_at = value_at = 0
-    for index in range(key_sizes.shape[0]):
-        key_size, value_size = number(key_sizes[index]), number(value_sizes[index])
-        at = poke(out, at, 1)
-        poke64(out, at, word(key_size) | (word(value_size) << _HALF))
-        poke64(out, at + 8, ids[0])
-        at = copy(out, at + 16, keys, key_at, key_size)
-        poke64(out, at, ids[1])
-        poke64(out, at + 8, ids[2] + word(index))
-        at = copy(out, at + 16, values, value_at, value_size)
-        key_at += key_size
-        value_at += value_size
-    return at
 
 
 def packed_puts(
@@ -69,12 +46,6 @@ def packed_puts(
     return _parts(ids, key_bytes, key_sizes, value_bytes, value_sizes, part_size)
 
 
-def compile_kernels() -> None:
-    """Load or compile the kernels of `packed_puts`, so that no session waits seconds for the compiler."""
-    for part in packed_puts(0, [b"k"], [b"v"], WriteVersion(0, 0), 1 << 10):
-        assert len(part) == PUT_SIZE + 2
-
-
 def _joined(texts: Sequence[bytes]) -> tuple[Bytes, Sizes]:
     try:
         joined = b"".join(texts)
@@ -92,7 +63,7 @@ def _packed(
     size: int, keys: Bytes, key_sizes: Sizes, values: Bytes, value_sizes: Sizes, ids: tuple[int, int, int]
 ) -> memoryview:
     out = np.empty(size, np.uint8)
-    written = pack_puts(out, keys, key_sizes, values, value_sizes, np.array(ids, np.uint64))
+    written = pack_puts(out, keys, key_sizes, values, value_sizes, *ids)
     assert written == size
     return out.data
 

@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, decode
-from flowstone.limestone.format.entry_table import AT, END, TYPE, EntryTail, tables
+from flowstone.limestone.format.entry_table import AT, END, TYPE
+from flowstone.limestone.format.entry_walk import EntryTail, tables
 from flowstone.outside import Disk, File
 
 _WANTED: Final = np.array(

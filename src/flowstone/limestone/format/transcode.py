@@ -1,8 +1,8 @@
-"""Conversion of entries between the form of log files and that of the wire, many at once, by compiled loops.
+"""Conversion of entries between the form of log files and the form of the wire, many at once, by compiled loops.
 
 A master converts the entries that it has encoded for its own log, and a replica converts them back for its log, without
-an object per entry. The result is byte for byte that of `messages.py` and `entries.py`, which handle entries with
-blobs, whose content is in files. Pure, except for the content of blobs that a caller passes in.
+an object per entry. The result equals the result of `messages.py` and `entries.py`, byte for byte; these modules handle
+entries with blobs, whose content is in files. Pure, except for the content of blobs that a caller passes in.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from flowstone.errors import LocalProtocolError
-from flowstone.kernels import inlined, kernel
-from flowstone.kernels.wide import Bytes, big32, big64, byte, copy, little64, number, poke, poke64, word
 from flowstone.limestone.errors import BadMessage
-from flowstone.limestone.format.entries import Entry, WriteVersion, decode, encode, put
+from flowstone.limestone.format.entries import Entry, decode, encode
+from flowstone.limestone.format.entry_table import Bytes
 from flowstone.limestone.format.messages import (
-    ENTRY_SIZE_MIN,
     MESSAGE_SIZE_MAX,
     Blob,
     Message,
@@ -34,9 +32,15 @@ from flowstone.limestone.format.messages import (
     encode_entries,
     encode_entry_head,
 )
-
-HEAD_SIZE: Final = 13
-"""Size of a LOG_ENTRIES before its entries. One byte of flags follows them."""
+from flowstone.limestone.format.transcode_kernels import (
+    DONE,
+    HEAD_SIZE,
+    SINGLE,
+    STARVED,
+    log_entries,
+    log_messages,
+    to_wire,
+)
 
 SCRATCH_SIZE: Final = 1 << 20
 """Size of a reader's scratch buffer; longer input uses memory of its own."""
@@ -50,174 +54,7 @@ BLOBS_ONLY: Final = 255
 _TYPE_ENTRIES: Final = int(MessageType.LOG_ENTRIES)
 _BEGIN: Final = int(SessionFlags.BEGIN)
 _ENDS: Final = int(SessionFlags.END | SessionFlags.FLUSH)
-_MARKERS: Final = 0b1011101
-"""Bit n: type n is a marker and must not be sent."""
-
-_LOW: Final = np.uint64(0xFFFFFFFF)
-_HIGH: Final = np.uint64(32)
-_ONE_BIG: Final = np.uint64(1 << 56)
-
 _HEAD: Final = struct.Struct(">BQI")
-
-DONE, STARVED, SINGLE, OTHER = range(4)
-"""Why a loop stopped: no input is left; an entry exceeds the buffer or the rest of its message; an entry must be
-handled alone, because it has blobs or is not allowed; the next byte begins no entry."""
-
-
-@inlined
-def _put_head_of_one(out: Bytes, to: int, epoch: np.uint64) -> int:
-    """Write the head of a LOG_ENTRIES with one entry. `epoch` is already in wire byte order."""
-    poke(out, to, _TYPE_ENTRIES)
-    poke64(out, to + 5, _ONE_BIG)
-    poke64(out, to + 1, epoch)
-    return to + HEAD_SIZE
-
-
-@kernel
-def to_wire(buf: Bytes, at: int, out: Bytes, to: int, epoch: np.uint64, alone: int) -> tuple[int, int, int, int]:
-    """Convert log entries from `at` on to wire form at `to`; return both end offsets, the count, and why it stopped.
-
-    If `alone`, each entry gets a LOG_ENTRIES of its own. An entry grows by at most 26 bytes."""
-    limit = buf.shape[0]
-    count = 0
-    while at < limit:
-        kind = byte(buf, at)
-        if kind == 10:
-            return at, to, count, SINGLE
-        key_size = value_size = 0
-        if kind == 1 or kind == 5:
-            if limit - at < 29:
-                return at, to, count, STARVED
-            sizes = little64(buf, at + 1)
-            key_size = number(sizes & _LOW)
-            if kind == 1:
-                value_size = number(sizes >> _HIGH)
-            storage_at = at + (9 if kind == 1 else 5)
-            version_at = storage_at + 8 + key_size
-        elif 7 <= kind <= 9:
-            storage_at = at + 1
-            version_at = at + 9
-        else:
-            return at, to, count, OTHER
-        end = version_at + 16 + value_size
-        if end > limit:
-            return at, to, count, STARVED
-        if alone:
-            to = _put_head_of_one(out, to, epoch)
-        poke(out, to, kind)
-        poke64(out, to + 1, big64(buf, storage_at))
-        # A length is written as a whole word; the next write overwrites its other half.
-        poke64(out, to + 9, word(big32(buf, at + 1)) if key_size else np.uint64(0))
-        to = copy(out, to + 13, buf, storage_at + 8, key_size)
-        poke64(out, to, word(big32(buf, at + 5)) if value_size else np.uint64(0))
-        to = copy(out, to + 4, buf, version_at + 16, value_size)
-        poke64(out, to + 12, np.uint64(0))
-        poke64(out, to + 8, big64(buf, version_at + 8))
-        poke64(out, to, big64(buf, version_at))
-        to += 20
-        if alone:
-            to = poke(out, to, 0)
-        count += 1
-        at = end
-    return at, to, count, DONE
-
-
-@inlined
-def _log_entry(buf: Bytes, at: int, size_max: int, out: Bytes, to: int) -> tuple[int, int, int, int]:
-    """Convert the wire entry at `at` to log form; return both end offsets, whether it is logged, and a status.
-
-    `size_max` is that of the rest of the message. If STARVED, a lower bound of its size replaces its end."""
-    left = buf.shape[0] - at
-    size = 13
-    key_size = value_size = 0
-    if left >= size:
-        key_size = big32(buf, at + 9)
-        size += key_size + 4
-        if left >= size:
-            value_size = big32(buf, at + size - 4)
-            size += value_size + 20
-    if left < size or size > size_max:
-        return size, to, 0, STARVED
-    kind = byte(buf, at)
-    end = at + size
-    if big32(buf, end - 4) or (kind < 8 and (_MARKERS >> kind) & 1):
-        return 0, to, 0, SINGLE
-    if kind > 10:
-        return end, to, 0, DONE
-    storage_id = big64(buf, at + 1)
-    if kind == 1 or kind == 10:
-        poke(out, to, 1)
-        poke64(out, to + 1, word(key_size | value_size << 32))
-        poke64(out, to + 9, storage_id)
-        to = copy(out, to + 17, buf, at + 13, key_size)
-    elif kind == 5:
-        poke(out, to, 5)
-        poke64(out, to + 1, word(key_size))
-        poke64(out, to + 5, storage_id)
-        to = copy(out, to + 13, buf, at + 13, key_size)
-        value_size = 0
-    else:
-        poke(out, to, kind)
-        poke64(out, to + 1, storage_id)
-        to += 9
-        value_size = 0
-    poke64(out, to, big64(buf, end - 20))
-    poke64(out, to + 8, big64(buf, end - 12))
-    return end, copy(out, to + 16, buf, at + 17 + key_size, value_size), 1, DONE
-
-
-@kernel
-def log_entries(buf: Bytes, at: int, count: int, size_max: int, out: Bytes) -> tuple[int, int, int, int, int, int]:
-    """Convert up to `count` entries of a message; return the end offset, bytes of `out`, entries read, entries logged,
-    why it stopped, and if STARVED the number of bytes needed.
-
-    `out` has as many bytes as follow `at`: no entry is longer in a log."""
-    to = logged = done = 0
-    start = at
-    while done < count:
-        end, to, is_logged, status = _log_entry(buf, at, size_max - (at - start), out, to)
-        if status != DONE:
-            return at, to, done, logged, status, end
-        at = end
-        done += 1
-        logged += is_logged
-    return at, to, done, logged, DONE, 0
-
-
-@kernel
-def log_messages(buf: Bytes, at: int, size_max: int, out: Bytes) -> tuple[int, int, int, int]:
-    """Convert complete LOG_ENTRIES without blobs that add up to one; return the end offset, bytes of `out`, entries
-    logged, and flags.
-
-    Messages of one epoch add up, until one ends or flushes the session or begins another. The rest is not touched."""
-    limit = buf.shape[0]
-    start = at
-    to = logged = flags = 0
-    while limit - at >= HEAD_SIZE + 1 and byte(buf, at) == _TYPE_ENTRIES:
-        count = big32(buf, at + 9)
-        if HEAD_SIZE + count * ENTRY_SIZE_MIN > size_max or big64(buf, at + 1) != big64(buf, start + 1):
-            break
-        entry_at = at + HEAD_SIZE
-        entry_to = to
-        entries = 0
-        status = DONE
-        for _ in range(count):
-            entry_at, entry_to, is_logged, status = _log_entry(buf, entry_at, size_max - (entry_at - at), out, entry_to)
-            entries += is_logged
-            if status != DONE:
-                break
-        if status != DONE or entry_at >= limit or entry_at - at >= size_max:
-            break
-        own = byte(buf, entry_at)
-        if own & _BEGIN and at > start:
-            break
-        at = entry_at + 1
-        to = entry_to
-        logged += entries
-        flags |= own
-        if own & _ENDS:
-            break
-    return at, to, logged, flags
 
 
 class BlobContent(NamedTuple):
@@ -242,10 +79,10 @@ def wire_parts(
 ) -> Iterator[bytes]:
     """Yield what is sent for whole log entries without markers: pieces, to be sent in order.
 
-    This is one LOG_ENTRIES that begins and ends the session as requested. `compatible`: as in the original, one message
-    to begin, one for each entry, one to end. An entry with blobs always has a message of its own, in as many pieces as
-    its blobs have; each piece is read only after the previous one was consumed.
-    Raise LocalProtocolError if `disk` has anything else, or a blob is too large for a message.
+    This is one LOG_ENTRIES that begins and ends the session as requested. With `compatible`, there is one message for
+    the begin, one for each entry, and one for the end, as in the original. An entry with blobs always has a message of
+    its own, in as many pieces as its blobs have; each piece is read only after the previous one was consumed. Raise
+    LocalProtocolError if `disk` has anything else, or a blob is too large for a message.
     """
     if not 0 <= epoch < 1 << 64:
         raise LocalProtocolError(f"epoch {epoch} is not a 64-bit number")
@@ -284,11 +121,11 @@ def wire_parts(
 def _messages(disk: bytes, epoch: int, alone: bool, open_blob: OpenBlob | None) -> Iterator[Bytes | _BlobMessage]:
     """Yield LOG_ENTRIES without flags, of at least one byte each; if `alone`, an array holds one message per entry."""
     buf, at = np.frombuffer(disk, np.uint8), 0
-    big_epoch = np.uint64(int.from_bytes(epoch.to_bytes(8), "little"))
+    big_epoch = int.from_bytes(epoch.to_bytes(8), "little")
     while at < buf.size:
         # An entry has at least 25 bytes, and grows by 12, or by 26 in a message of its own.
         out = np.empty((buf.size - at) * (51 if alone else 37) // 25 + HEAD_SIZE + 1, np.uint8)
-        at, to, count, status = to_wire(buf, at, out, 0 if alone else HEAD_SIZE, big_epoch, int(alone))
+        at, to, count, status = to_wire(buf, at, out, 0 if alone else HEAD_SIZE, big_epoch, alone)
         if count:
             if not alone:
                 _HEAD.pack_into(out.data, 0, _TYPE_ENTRIES, epoch, count)
@@ -361,8 +198,8 @@ class _BlobMessage:
 class DiskEntries:
     """One LOG_ENTRIES, or several that add up to one: the bytes for the log, without markers.
 
-    `flags` say what a replica does besides: begin the session before the entries, end or flush it after them, once.
-    `count` is the number of entries in `disk`. Blobs must be files before an entry that names them is in the log.
+    `flags` tell the replica to begin the session before the entries, or to end or flush it after them. `count` is the
+    number of entries in `disk`. Blobs must be files before an entry that names them is in the log.
     """
 
     epoch: int
@@ -393,7 +230,7 @@ class WireReader(Parser[DiskEntries | BlobPart]):
     """
 
     def __init__(self, size_max: int = MESSAGE_SIZE_MAX, scratch: Bytes | None = None) -> None:
-        """`scratch`: a buffer that several readers of one thread may share; it is used only during a call."""
+        """`scratch` is a buffer that several readers of one thread may share; it is used only during a call."""
         super().__init__(size_max=size_max)
         self._scratch = np.empty(SCRATCH_SIZE, np.uint8) if scratch is None else scratch
         # Of the incomplete message: bytes for the log, number of entries in them, number of entries read.
@@ -498,12 +335,3 @@ class WireReader(Parser[DiskEntries | BlobPart]):
         if logged is not None:
             self._parts.append(encode(logged))
             self._logged += 1
-
-
-def compile_kernels() -> None:
-    """Load or compile the kernels of both directions, so that no session waits seconds for the compiler."""
-    wire = b"".join(wire_parts(encode(put(0, b"k", b"v", WriteVersion(0, 0))), 0, begin=True, end=True))
-    for pieces in ((wire,), (wire[:HEAD_SIZE], wire[HEAD_SIZE:])):
-        reader = WireReader()
-        found = [message for piece in pieces for message in reader.feed(piece)]
-        assert len(found) == 1

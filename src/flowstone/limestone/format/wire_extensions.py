@@ -1,9 +1,9 @@
 """Extensions of the replication protocol between a Flowstone master and a Flowstone replica.
 
-Pure. They are used on the control channel only, and only if the replica's SESSION_BEGIN_ACK has offered them, so the
-original never sees them. A frame is a type of 0x40 or more, a length of at most FRAME_SIZE_MAX, and a JSON object:
-HELLO, HELLO_ACK or PREPARE. Unknown fields are ignored. Proofs and tokens never appear in a repr or an error. Never
-decides when a frame is allowed: master and replica do.
+Pure. Frames are used on the control channel only, and only if the replica's SESSION_BEGIN_ACK has offered them. So the
+original never receives a frame. A frame is a type of 0x40 or more, a length of at most FRAME_SIZE_MAX, and a JSON
+object: HELLO, HELLO_ACK or PREPARE. Unknown fields are ignored. Proofs and tokens never appear in a repr or an error.
+Master and replica decide when a frame is allowed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OFFER: Final = re.compile(rb"flowstone/1 ([0-9a-f]{%d})" % (2 * NONCE_SIZE))
 
 
 class FrameType(IntEnum):
-    """The first byte of a frame. Messages of the protocol have smaller ones."""
+    """The first byte of a frame. Messages of the protocol have smaller first bytes."""
 
     HELLO = 0x40
     HELLO_ACK = 0x41
@@ -63,7 +63,7 @@ class WireExtensionError(IntEnum):
 
 
 class Action(Enum):
-    """What a replica prepares for."""
+    """The kind of transfer that a replica prepares for."""
 
     RESUME = "resume"
     """Sessions of later epochs than the given one are invalidated, and the epoch file is set back if necessary."""
@@ -74,10 +74,11 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """From the master: its identity and its state.
+    """A frame from the master with its identity and its state.
 
     `horizon`: the largest epoch whose entries are in a compacted file only; 0 if there is none. `proof` is None if the
-    master has no shared secret. `formerly`: its former identities; it may replace the data of these.
+    master has no shared secret. `formerly` lists its former identities; the master may replace data of these
+    identities.
     """
 
     instance: str
@@ -90,7 +91,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloAck:
-    """From the replica. `follows`: the master whose epochs it holds; None if it has never had one.
+    """The replica's answer. `follows` is the master whose epochs the replica has; None if it never had a master.
 
     `token` is the secret for LOG_CHANNEL_CREATE, so that only this master opens channels."""
 
@@ -103,7 +104,7 @@ class HelloAck:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """From the master; the answer is ACK."""
+    """A frame from the master: prepare for the transfer. The answer is ACK."""
 
     action: Action
     epoch: int
@@ -258,8 +259,8 @@ class _Fields:
 class ControlParser(Parser[Frame]):
     """Parses a control channel: messages of the protocol without data and, if `extended`, frames.
 
-    The side that has offered the frames, or was offered them, sets `extended`. Before that a frame is an unknown
-    message, as it is to the original. After a BadMessage, close the connection.
+    The side that has offered the frames, or was offered them, sets `extended`. Until then a frame is an unknown
+    message, as for the original. After a BadMessage, close the connection.
     """
 
     def __init__(self, *, extended: bool = False) -> None:

@@ -1,11 +1,11 @@
-"""Catch-up of a replica from the files of a running master: where it can resume, and the sessions that follow.
+"""Catch-up of a replica from the files of a running master: the epoch to resume after, and the sessions to send.
 
-A replica that has followed this master resumes after its durable epoch. Any other is seeded, as is one that needs
-entries that only the compacted file has: with the compacted file, then with every log file. Neither needs a copy of the
-directory; both hold one window of one file in memory. Sessions that end meanwhile are sent as usual; the order does not
-matter, because write versions decide.
+A replica that has followed this master resumes after its durable epoch. All other replicas are seeded: they receive the
+compacted file, then every log file. A replica is also seeded if it needs entries that exist in the compacted file only.
+The directory is not copied; one window of one file is in memory at a time. Sessions that end during the catch-up are
+sent as usual. The order of entries does not matter, because write versions decide.
 
-Reads through the Disk that is passed in, in a worker if it is much; never sends, and never changes a file.
+Reads through the Disk that is passed in, in a worker if there is much to read. Never sends, and never changes a file.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from numpy.typing import NDArray
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.format import catalog, names
 from flowstone.limestone.format.entries import EntryType
-from flowstone.limestone.format.entry_table import AT, END, MAJOR, NEED, TABLE_ROWS, TYPE, Table, walk_table
+from flowstone.limestone.format.entry_table import AT, END, MAJOR, NEED, TABLE_ROWS, TYPE, Table
+from flowstone.limestone.format.entry_table_kernels import walk_table
 from flowstone.limestone.format.wire_extensions import Action, HelloAck, Prepare
 from flowstone.limestone.store.recovery import compacted_path, input_files
 from flowstone.outside import Disk, File
 
 WINDOW: Final = 1 << 20
-"""Bytes of a log file that are read at once, and that one session of ours holds at most; a longer entry is read whole.
+"""Bytes of a log file that are read at once, and maximum size of a session sent for catch-up. A longer entry is read
+whole.
 """
 
 TABLE_COLUMNS: Final = 1 << 14
 ATTEMPTS_MAX: Final = 10
-"""How often files are looked for that somebody rotates meanwhile."""
+"""Maximum number of attempts to open the files while they are being rotated."""
 
 _BEGIN: Final = int(EntryType.MARKER_BEGIN)
 _INVALIDATED: Final = int(EntryType.MARKER_INVALIDATED_BEGIN)
 _MARKERS: Final = np.isin(np.arange(16), (2, 3, 4, 6))
-"""By type, whether it is a marker."""
+"""True for each entry type that is a marker."""
 
 
 class CatchUpStore(Protocol):
-    """What is asked of a datastore."""
+    """The part of a datastore that catch-up uses."""
 
     @property
     def path(self) -> str:
-        """Its directory."""
+        """Directory of the datastore."""
         ...
 
     @property
@@ -52,13 +54,14 @@ class CatchUpStore(Protocol):
 
     @property
     def durable_epoch(self) -> int:
-        """The largest epoch that its epoch file has."""
+        """The largest epoch in the epoch file."""
         ...
 
     def finished_sizes(self) -> dict[str, int]:
-        """By name of a file that a channel writes to, how many of its bytes are sessions that have ended.
+        """Return the size of the ended sessions in each file that a channel writes to, by file name.
 
-        A session is among them before `Propagation.end_session` is called for it, synced or not."""
+        The size includes a session before `Propagation.end_session` is called for the session, even if the session is
+        not synced."""
         ...
 
 
@@ -67,21 +70,24 @@ Epochs = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class LogSurvey:
-    """The epochs of which log files have sessions that count, and sessions that recovery has marked; both sorted.
+    """The epochs of valid sessions in the log files, and the epochs of sessions that recovery has invalidated; both
+    sorted.
 
-    `begun_with` is the largest epoch that recovery has found. It alone marks sessions, so one survey holds for the life
-    of a store: all that it writes itself counts, and is of later epochs."""
+    `begun_with` is the largest epoch that recovery has found. Only recovery invalidates sessions, and the store itself
+    writes only valid sessions of later epochs. So one survey stays correct until the store is closed."""
 
     valid: Epochs
     marked: Epochs
     begun_with: int
 
     def settled(self, epoch: int, horizon_epoch: int) -> int:
-        """The largest epoch up to this one that a replica which has recorded this one certainly has as we do.
+        """Return the largest epoch, at most `epoch`, up to which a replica that has recorded `epoch` has the same data
+        as this master.
 
-        It may have recorded epochs that we have not, when the order of group commit was not local first and we crashed
-        between. We have marked their sessions, and may have gone further since. A record covers all epochs since the
-        one before, so what was marked behind the last epoch that counts is in doubt as a whole."""
+        The replica may have recorded epochs that the master has not recorded: with a group commit order other than
+        local first, the master may have crashed in between. Recovery has invalidated the sessions of these epochs, and
+        the master may have written later epochs since. A record covers all epochs since the previous record, so all
+        invalidated sessions after the last valid epoch are in doubt."""
         if epoch > self.begun_with:
             return epoch
         before = int(np.searchsorted(self.valid, np.uint64(epoch), side="right"))
@@ -93,7 +99,7 @@ class LogSurvey:
 
 
 def decide(replica: HelloAck, instance: str, durable_epoch: int, horizon_epoch: int, survey: LogSurvey) -> Prepare:
-    """What a replica is prepared for."""
+    """Decide whether a replica can resume, and from which epoch, or must be seeded."""
     epoch = survey.settled(min(replica.durable_epoch, durable_epoch), horizon_epoch)
     if replica.follows != instance or epoch < horizon_epoch:
         return Prepare(Action.SEED, durable_epoch)
@@ -102,7 +108,7 @@ def decide(replica: HelloAck, instance: str, durable_epoch: int, horizon_epoch: 
 
 @dataclass(frozen=True)
 class OpenLogFile:
-    """An open log file, of which `size` bytes count."""
+    """An open log file. Only its first `size` bytes are used."""
 
     name: str
     file: File
@@ -110,9 +116,9 @@ class OpenLogFile:
 
 
 class LogFiles:
-    """The files of a directory, held open: whatever is renamed or removed meanwhile, they are the ones that were there.
+    """The files of a directory, held open, so that renaming or removing files has no effect on the reader.
 
-    `superseded` are the names of those whose content the compacted file has, which is None where there is none."""
+    `superseded` lists the log files whose contents are in the compacted file."""
 
     def __init__(self, logs: list[OpenLogFile], superseded: tuple[str, ...], horizon_epoch: int) -> None:
         self.logs = logs
@@ -127,7 +133,7 @@ class LogFiles:
             self.compacted.file.close()
 
     def survey(self, disk: Disk, directory: str, begun_with: int) -> LogSurvey:
-        """What was durable here, and what was not."""
+        """Return the epochs with valid sessions, and the epochs with invalidated sessions."""
         found = [_marker_epochs(log) for log in self.logs]
         for name in self.superseded:
             path = f"{directory}/{name}"
@@ -139,7 +145,8 @@ class LogFiles:
         return LogSurvey(valid, marked, begun_with)
 
     def sessions(self, prepared: Prepare) -> Iterator[tuple[int, bytes]]:
-        """Epochs and entries, at most about a window each, that a replica lacks which was prepared so."""
+        """Yield the epochs and entries that a replica lacks after `prepared`. Each item is about a window in size at
+        most."""
         if prepared.action is Action.SEED and self.compacted is not None:
             # The last epochs of the horizon may be empty, and so never recorded: they would not count over there.
             for _, _, data in _runs(self.compacted):
@@ -150,7 +157,8 @@ class LogFiles:
 
 
 def open_files(disk: Disk, directory: str, finished_sizes: Callable[[], dict[str, int]], begun_with: int) -> LogFiles:
-    """All that a directory has, at one moment. Blocks little. `begun_with`: the largest epoch that recovery found."""
+    """Open all files of a directory, as of one moment. Blocks only briefly. `begun_with` is the largest epoch that
+    recovery found."""
     for _ in range(ATTEMPTS_MAX):
         # The catalog first: when compaction ends after that, its result has more than the files that were left out.
         listed = catalog.read(disk, directory) or catalog.Catalog()
@@ -197,9 +205,9 @@ def _opened(
 
 
 def _windows(log: OpenLogFile) -> Iterator[tuple[bytes, Table, int]]:
-    """A file window by window: its bytes, the table of its whole entries, and how many bytes those are.
+    """Yield the windows of a file: the bytes, the table of the whole entries in them, and the size of these entries.
 
-    Ends where no entry is, or one is not whole."""
+    Stop at the first byte that does not begin a whole entry."""
     room = np.empty((TABLE_ROWS, TABLE_COLUMNS), np.uint64)
     at, window = 0, WINDOW
     while at < log.size:
@@ -215,7 +223,7 @@ def _windows(log: OpenLogFile) -> Iterator[tuple[bytes, Table, int]]:
 
 
 def _marker_epochs(log: OpenLogFile) -> tuple[Epochs, Epochs]:
-    """The epochs of sessions that count, and of those that were marked."""
+    """Return the epochs of valid sessions, and the epochs of invalidated sessions."""
     found: tuple[list[Epochs], list[Epochs]] = ([], [])
     for _, table, _ in _windows(log):
         for kind, epochs in zip((_BEGIN, _INVALIDATED), found, strict=True):
@@ -226,7 +234,7 @@ def _marker_epochs(log: OpenLogFile) -> tuple[Epochs, Epochs]:
 
 
 def _runs(log: OpenLogFile) -> Iterator[tuple[int, int, bytes]]:
-    """The entries of a file in pieces without markers, with the type and the epoch of the begin marker before them."""
+    """Yield the entries of a file in pieces without markers, with type and epoch of the preceding begin marker."""
     kind = epoch = at = 0
     for data, table, stop in _windows(log):
         start = 0
@@ -243,7 +251,7 @@ def _runs(log: OpenLogFile) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _merged(log: OpenLogFile, above: int) -> Iterator[tuple[int, bytes]]:
-    """Sessions of epochs above this one; those of one epoch that follow each other as one, up to a window."""
+    """Yield the sessions of epochs above `above`. Adjacent sessions of one epoch are joined, up to a window."""
     pending: list[bytes] = []
     pending_epoch = size = 0
     for kind, epoch, data in _runs(log):

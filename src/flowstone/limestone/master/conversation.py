@@ -144,7 +144,7 @@ class Wire:
             self.expected.popleft()(message)
 
     async def close(self) -> None:
-        """Close the connection, even if the caller is cancelled. Pending answers are dropped; twice is harmless."""
+        """Close the connection, even if the caller is cancelled, and drop pending answers. May be called twice."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
@@ -247,7 +247,8 @@ class ChannelConversation:
 
 
 class Conversation:
-    """Starts with `begin`, or with its log channels first, as in the original; ends when `lost` is set."""
+    """One connection to a replica. It starts with `begin`, or with the log channels first, as in the original. It ends
+    when `lost` is set."""
 
     def __init__(self, outside: Outside, peer: ReplicaAddress) -> None:
         self.outside = outside
@@ -367,7 +368,8 @@ class Conversation:
         self._control.ask(data, lambda answer: then() if isinstance(answer, CommonAck) else refused(answer))
 
     async def close_control(self) -> None:
-        """Close the control channel only, as the original does after a rejected group commit; log channels go on."""
+        """Close the control channel only, as the original does after a rejected group commit; log channels stay
+        open."""
         if self._control is not None:
             control, self._control = self._control, None
             self._wires.remove(control)

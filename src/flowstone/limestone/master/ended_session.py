@@ -21,7 +21,7 @@ KEPT_MAX: Final = 4 << 20
 """
 
 BLOB_KEPT_MAX: Final = 1 << 20
-"""Maximum size of a blob that is encoded with its session. A worker reads longer ones when they are sent."""
+"""Maximum size of a blob that is encoded with its session. A worker reads larger blobs when they are sent."""
 
 PIECE_SIZE: Final = 1 << 20
 """Bytes of a blob that are read and sent at once."""
@@ -38,10 +38,11 @@ _ENDS: Final = SessionFlags.END | SessionFlags.FLUSH
 
 @dataclass(frozen=True)
 class WireForm:
-    """How sessions are sent. `directory` is the directory of their blobs.
+    """The form in which sessions are sent. `directory` is the directory of their blobs.
 
-    `compatible`: send a message for every call, as the original does. `has_stale_end`: as in its asynchronous session
-    close, the end message has the epoch of the channel's previous session (`docs/spec/limestone.md#epoch-field`)."""
+    With `compatible`, a message is sent for every call, as the original does. With `has_stale_end`, the end message has
+    the epoch of the channel's previous session, as in the original's asynchronous session close
+    (`docs/spec/limestone.md#epoch-field`)."""
 
     disk: Disk
     directory: str
@@ -101,8 +102,8 @@ class _TooLarge(Exception):
 
 
 class EndedSession:
-    """A session to send. `acknowledged` are the conversations in which it was acknowledged: a replica that reconnects
-    must acknowledge it again."""
+    """A session to send. `acknowledged` lists the conversations in which the session was acknowledged; a replica that
+    reconnects must acknowledge it again."""
 
     def __init__(
         self,

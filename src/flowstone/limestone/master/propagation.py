@@ -1,9 +1,9 @@
-"""Replication on the master: ended sessions and epochs are sent to the replicas, and the quorum decides.
+"""Replication on the master: sends ended sessions and epochs to the replicas, and waits for the quorum.
 
 `end_session` and `group_commit` return when the quorum has made the data durable. If too few replicas are available,
-the policy decides: "block" waits as long as one can return, "degrade" continues with the available ones, "fail" raises.
-A lost replica never stops the master otherwise. `replica_link.py` handles one replica; the datastore writes the local
-log files and epoch file.
+the policy decides: "block" waits as long as a lost replica can return, "degrade" continues with the available ones,
+"fail" raises. A lost replica never stops the master otherwise. `replica_link.py` handles one replica; the datastore
+writes the local log files and epoch file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WITHOUT_ANY: Final = "sessions fail from now on: the master does not reconnect 
 
 
 class QuorumLost(LimestoneError):
-    """Too few replicas acknowledged a session or an epoch, and the policy is not to wait, or no replica can return."""
+    """Too few replicas acknowledged a session or an epoch, and the policy is "fail", or no lost replica can return."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class PropagationStatus:
 
 
 class _Waiter:
-    """Who waits for the quorum. `has` says whether a link has what is waited for, `can` whether it ever may."""
+    """A caller that waits for a quorum. `has` is true for a link that has acknowledged the item, `can` for a link that
+    may still acknowledge it."""
 
     def __init__(
         self, what: str, has: Callable[[ReplicaLink], bool], can: Callable[[ReplicaLink], bool] = lambda _: True
@@ -58,7 +59,8 @@ class _Waiter:
 
 
 class Propagation:
-    """The replicas of a store. `store` provides what a replica lacks. Channels are opened before or after `start`."""
+    """The replicas of a store. `store` provides the data for catch-up. Channels may be opened before or after
+    `start`."""
 
     def __init__(self, outside: Outside, settings: Settings, store: CatchUpStore) -> None:
         self.channels: list[int] = []
@@ -85,8 +87,8 @@ class Propagation:
     # --- life ---
 
     async def open_channel(self, channel_id: int) -> None:
-        """Add a log channel. In the original's order its connections are made now; raise QuorumLost if that fails and
-        the policy requires them."""
+        """Add a log channel. In compatible mode, connect it to the replicas at once; raise QuorumLost if this fails and
+        the policy requires the connections."""
         self.channels.append(channel_id)
         for link in self._links:
             if self._form.compatible and not self._is_running:
@@ -104,10 +106,10 @@ class Propagation:
                 raise self._quorum_lost(f"cannot open log channel {channel_id}") from error
 
     async def start(self, last_epoch: int) -> None:
-        """Connect to the replicas until the quorum is reached, once each; what they lack is sent afterwards.
+        """Try to connect to each replica once, until the quorum is reached. Missing data is sent afterwards.
 
-        Raise QuorumLost if the policy is to fail and they are unreachable, AuthenticationFailed if one of them does not
-        have our secret and is required."""
+        Raise QuorumLost if the policy is "fail" and too few replicas are reachable, AuthenticationFailed if a required
+        replica does not have our secret."""
         self.recorded = self.begun_with = last_epoch
         self._is_running = True
         for link in self._links:

@@ -1,7 +1,7 @@
 """The link of a master to one replica: connect, catch up, replicate, and reconnect after a loss.
 
-Relies on `catch_up.py` for what a replica lacks. Never decides what happens to an epoch without the replica:
-`propagation.py` does.
+Relies on `catch_up.py` for the sessions that a replica lacks. Never decides whether an epoch may be durable without the
+replica: `propagation.py` does.
 
 Theory of operation
 -------------------
@@ -56,7 +56,7 @@ LOG: Final = logging.getLogger("flowstone.limestone")
 
 RETRY_SECONDS: Final = 0.05
 RETRY_SECONDS_MAX: Final = 5.0
-"""Before a replica is reached for again; doubled each time, and up to half as much again by chance."""
+"""Maximum pause before the next connection attempt. The pause doubles each time, plus up to half of it at random."""
 
 REMIND_SECONDS: Final = 300.0
 """Time after which an unchanged reason for a lost replica is logged again."""
@@ -66,11 +66,11 @@ SILENCE_SECONDS: Final = 60.0
 """Time without an acknowledgement after which a Flowstone replica counts as lost; it can reconnect."""
 
 IN_FLIGHT_MAX: Final = 8
-"""Sessions of what a replica lacks that are on their way at once, each of about a window."""
+"""Maximum number of unacknowledged catch-up sessions, each of about a window."""
 
 IN_FLIGHT_SIZE_MAX: Final = 24 << 20
-"""Bytes of memory that those sessions may need together: more than 8 windows. A larger session is sent alone. Well
-below `UNACKNOWLEDGED_MAX` of `conversation.py`: a slow replica must not count as lost because it is catching up."""
+"""Maximum memory of these sessions in bytes: more than 8 windows. A larger session is sent alone. The value is well
+below `UNACKNOWLEDGED_MAX` of `conversation.py`, so that a slow replica does not count as lost while it catches up."""
 
 
 class LinkState(Enum):
@@ -112,31 +112,31 @@ class Circumstances(Protocol):
     """The interface of the owner of all links."""
 
     channels: list[int]
-    """Every log channel that there is."""
+    """The ids of all log channels."""
 
     recorded: int
-    """The largest epoch that replicas are to record."""
+    """The largest epoch that replicas have to record."""
 
     begun_with: int
     """The epoch that was recorded when the store was opened."""
 
     has_history: bool
-    """Whether sessions have finished that a replica which is reached only now has not been sent."""
+    """True if sessions have ended that a newly connected replica has not received."""
 
     def recent_sessions(self) -> list[EndedSession]:
-        """The last session of each channel, which somebody may wait for."""
+        """Return the last session of each channel; callers may be waiting for it."""
         ...
 
     async def survey(self, files: LogFiles) -> LogSurvey:
-        """The epochs that were ever durable here; computed once, from these files."""
+        """Return the epochs of valid and of invalidated sessions in these files; computed once."""
         ...
 
     def without(self, link: ReplicaLink) -> str:
-        """Describes to an operator what happens to sessions while this replica is lost."""
+        """Return a text for the operator: the treatment of sessions while this replica is lost."""
         ...
 
     def changed(self) -> None:
-        """Something has been acknowledged, or the state of a link is another one."""
+        """Called when a replica has acknowledged something, or a link has changed its state."""
         ...
 
 
@@ -168,7 +168,8 @@ class ReplicaLink:
         self._was_original = False
         self._must_seed = False
         self.takes_commits = True
-        """True if the replica records epochs. A real replica that refused one still accepts sessions."""
+        """True if the replica records epochs. The original's replica still accepts sessions after it has rejected an
+        epoch."""
         self._unacknowledged: dict[EndedSession, float] = {}
         self._committing: tuple[int, float] | None = None
         """The epoch that the replica has been asked to record, and the time of that request."""
@@ -183,7 +184,7 @@ class ReplicaLink:
 
     @property
     def is_receiving(self) -> bool:
-        """Whether it is sent the sessions that end now."""
+        """True if sessions that end now are sent to this replica."""
         return self.state in (LinkState.CATCHING_UP, LinkState.LIVE)
 
     @property
@@ -234,7 +235,7 @@ class ReplicaLink:
             raise self.error
 
     async def open_channel(self, channel_id: int) -> None:
-        """Open the log channel now rather than with its first session, where the replica is ready for it."""
+        """Open the log channel now instead of with its first session, if the replica is ready."""
         if self._conversation is not None and self.is_receiving:
             await self._open_channel(self._conversation, channel_id)
 
@@ -302,7 +303,7 @@ class ReplicaLink:
             self._conversation = None
 
     async def _watch(self) -> ReplicaLost:
-        """Until it is lost: why."""
+        """Wait until the replica is lost; return the reason."""
         assert self._conversation is not None
         lost = self._conversation.lost
         while not lost.done():
@@ -315,7 +316,7 @@ class ReplicaLink:
         return lost.result()
 
     def _oldest_unacknowledged(self) -> float:
-        """When what waits longest was sent; now if nothing does."""
+        """Return the time at which the oldest unacknowledged data was sent; the current time if there is none."""
         now = self._outside.clock.monotonic()
         session = next(iter(self._unacknowledged.values()), now)
         return min(session, now if self._committing is None else self._committing[1])
@@ -404,7 +405,9 @@ class ReplicaLink:
         files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes, self._all.begun_with)
         try:
             if prepared.action is Action.RESUME and files.horizon > prepared.epoch:
-                raise ReplicaLost(self._peer.endpoint, "sessions that it lacks were compacted while it prepared")
+                raise ReplicaLost(
+                    self._peer.endpoint, "sessions that the replica lacks were compacted while it prepared"
+                )
             await self._send_files(conversation, files.sessions(prepared))
         finally:
             files.close()
@@ -447,7 +450,7 @@ class ReplicaLink:
         return not in_flight or (is_small and len(in_flight) < IN_FLIGHT_MAX)
 
     async def _acknowledged(self, conversation: Conversation) -> None:
-        """Wait until one more session is."""
+        """Wait until one more session is acknowledged."""
         self._next_acknowledged = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
@@ -465,7 +468,7 @@ class ReplicaLink:
     # --- running ---
 
     def send(self, session: EndedSession) -> None:
-        """Send a session, where there is somebody to send it to."""
+        """Send a session if the replica is connected."""
         conversation = self._conversation
         if conversation is None or not self.is_receiving or session in self._unacknowledged:
             return
@@ -479,7 +482,7 @@ class ReplicaLink:
         self._all.changed()
 
     def commit(self) -> None:
-        """Tell it of the epoch that is to be recorded, when it has all sessions of it and of those before."""
+        """Ask the replica to record the epoch, once it has all sessions of this and of earlier epochs."""
         epoch, conversation = self._all.recorded, self._conversation
         if conversation is None or self.state is not LinkState.LIVE or not self.takes_commits:
             return

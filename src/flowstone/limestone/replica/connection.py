@@ -23,7 +23,8 @@ from flowstone.limestone.format.messages import (
 from flowstone.outside import Client
 
 OPENER_SIZE_MAX: Final = 64 << 10
-"""Size limit of the message that opens a channel. Real ones have at most 22 bytes, ours a secret as well."""
+"""Size limit of the message that opens a channel. Messages of the original have at most 22 bytes; Flowstone's also
+contain a secret."""
 
 OPENING_SECONDS: Final = 10.0
 """Time limit for the message that opens a channel and, if a secret is required, for its proof."""
@@ -33,11 +34,11 @@ READ_AHEAD_MAX: Final = 4 << 20
 
 LINGER_SECONDS: Final = 0.25
 LINGER_SIZE_MAX: Final = 64 << 20
-"""How long, and how much, a refused peer may go on sending: a kernel that must throw bytes away also takes back the
-answer that they have not read yet."""
+"""Seconds and bytes that a rejected peer may still send. If we closed the socket with unread bytes, the kernel would
+discard the answer that the peer has not read yet."""
 
 _STRING_AT: Final = 14
-"""Where the string of either opener begins, behind its length."""
+"""Offset of the string in both opening messages, after its length."""
 
 
 class Refusal(LimestoneError):
@@ -135,7 +136,8 @@ class ReplicaConnection:
         self._client.abort()
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Send the reason, and wait until the peer has had time to read it, or is gone; then it can be closed."""
+        """Send the reason, and wait until the peer has had time to read it or has disconnected. Close the connection
+        afterwards."""
         self.write(encode(Error(refusal.code, refusal.message)))
         size = 0
         try:

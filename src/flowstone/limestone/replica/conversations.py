@@ -87,7 +87,7 @@ class ControlConversation:
         return message
 
     async def _authenticate(self) -> None:
-        """Nothing is done for this peer before it has shown that it has the secret."""
+        """No request of this peer is executed before the peer has proved that it has the secret."""
         try:
             async with asyncio.timeout(OPENING_SECONDS):
                 message = await self._next()
@@ -245,7 +245,7 @@ class LogConversation:
                 self._places.remove(place)
 
     async def _take(self, reader: WireReader, data: bytes) -> None:
-        """All messages that these bytes complete; sessions that end among them are synced together."""
+        """Handle all messages that these bytes complete. Sessions that end in the same call are synced together."""
         problem: LimestoneError | OSError | None = None
         try:
             for message in reader.feed(data):
@@ -342,7 +342,7 @@ class LogConversation:
         self._connection.write(ACK * count)
 
     async def _leave(self) -> None:
-        """Nothing stays of a session that has not ended. Until that is so, the master has this connection."""
+        """Nothing stays of a session that has not ended. Until then, the master keeps this connection."""
         self._master.commits.dropped(self._id)
         self._master.changed.set()
         try:

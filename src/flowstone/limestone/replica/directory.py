@@ -58,7 +58,8 @@ class ReplicaDirectory:
         self.instance_uuid = data.instance_uuid
         self.durable_epoch = 0
         self.promised_epoch = 0
-        """The durable epoch, or the one that is being recorded: sessions up to it count as soon as they are written."""
+        """The durable epoch, or the epoch that is being recorded. Sessions up to this epoch count as soon as they are
+        written."""
         self.compatible = compatible
         self.state = SeedingState()
         self.was_restored = False
@@ -72,7 +73,7 @@ class ReplicaDirectory:
         self._moving = asyncio.Lock()
         self._naming = asyncio.Lock()
         self._beyond: dict[str, list[ReceivedSession]] = {}
-        """By file: sessions on disk that are not durable."""
+        """Sessions on disk that are not durable, by file."""
         self._temporaries = count()
         """Numbers for temporary names: several channels may receive the same blob at once."""
         self._making = asyncio.Lock()
@@ -185,7 +186,8 @@ class ReplicaDirectory:
                 raise error
 
     async def commit(self, epoch: int) -> None:
-        """Write a record of this epoch; durable on return, as is the end of a seeding that it completes."""
+        """Write a record of this epoch. On return the record is durable, and also the end of a seeding that it
+        completes."""
         await self._outside.blocking(self._epochs.write, epoch)
         if self.state.phase is Phase.SEEDING:
             assert self._seeded_by is not None
@@ -266,7 +268,8 @@ class ReplicaDirectory:
     # --- masters ---
 
     async def follow(self, instance: str | None) -> None:
-        """Record that the data is of this master from now on; None for one that does not identify itself."""
+        """Record the master whose data the directory contains from now on; None for a master that does not identify
+        itself."""
         async with self._naming:
             if self.state.follows != instance:
                 state = SeedingState(instance, self.state.phase)
@@ -341,8 +344,8 @@ def _delete_temporaries(disk: Disk, directory: str) -> None:
 
 
 def _collect_blobs(disk: Disk, directory: str, found: RecoveredDirectory) -> None:
-    """Delete blobs that no session names, not even one that a later session has overwritten: a master may set the
-    replica back to any epoch in the files."""
+    """Delete blobs that no session names. Blobs of overwritten rows are kept, because a master may set the replica back
+    to any epoch in the files."""
     if not blobs.stored_ids(disk, directory):
         return
     named: set[int] = set()

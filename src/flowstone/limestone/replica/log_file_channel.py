@@ -1,15 +1,15 @@
-"""The log file of one channel of a replica: whole sessions are made durable, and nothing is left of unfinished ones.
+"""The log file of one channel of a replica. Makes whole sessions durable and removes unfinished sessions.
 
 Uses the Disk that is passed in. `begin`, `add` and `end` only collect; `flush` and `abandon` block, so they run in a
 worker, and nothing else uses the channel meanwhile. A crash at any point leaves a file that the original can read:
 
-* A begin marker is written separately. Nothing follows it before it is complete, so an epoch is never read from a torn
-  marker.
+* A begin marker is written separately. No data is written after a marker before the marker is complete, so an epoch is
+  never read from a torn marker.
 * An interrupted session of a durable epoch would look like damage. Such a session is written as invalidated, synced,
   and made valid by one byte. `hide` does that to sessions whose epoch is about to become durable before their end.
 
-`compatible`: markers have epoch 0, as those of the original's replica; then neither holds. Never knows connections or
-the durable epoch: `replica.py` does.
+With `compatible`, markers have epoch 0, as the original's replica writes them, and neither rule applies. Never knows
+connections or the durable epoch: `replica.py` does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ReceivedSession:
 
 @dataclass
 class _Writes:
-    """What the file lacks: a list per write, because a begin marker must not be written with what follows it."""
+    """Data to be written: one list per write, because a begin marker must be written separately."""
 
     parts: list[list[bytes]] = field(default_factory=lambda: [[]])
     size: int = 0
@@ -69,9 +69,9 @@ class ReplicaChannel:
         self.writing = asyncio.Lock()
         """Held while a worker writes to the file."""
         self.session: ReceivedSession | None = None
-        """The one that has begun and not ended."""
+        """The session that has begun and not ended."""
         self.ended: list[ReceivedSession] = []
-        """Those that have, and are not on disk yet."""
+        """Sessions that have ended and are not on disk yet."""
         self._disk = disk
         self._directory = directory
         self._path = f"{directory}/{name}"
@@ -79,9 +79,9 @@ class ReplicaChannel:
         self._file: File | None = None
         self._is_new = False
         self._size = 0
-        """Of the file, as far as it has been written."""
+        """Written size of the file."""
         self._whole_size = 0
-        """Where the last session on disk ends that was flushed: to here the file is cut if something goes wrong."""
+        """End offset of the last flushed session. After an error, the file is truncated to this offset."""
         self._writes = _Writes()
 
     @property

@@ -14,7 +14,8 @@ from flowstone.limestone.replica.epoch_commits import EpochCommits
 
 @dataclass
 class Master:
-    """The connections of one master, from the first to the last. `instance` and `token` are of those that say HELLO."""
+    """The connections of one master, from the first to the last. `instance` and `token` are set by masters that send
+    HELLO."""
 
     peer: str
     commits: EpochCommits = field(default_factory=EpochCommits)
@@ -22,11 +23,11 @@ class Master:
     had_control: bool = False
     channels: dict[int, ReplicaConnection] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
-    """Ids that log channels of it have had, and the numbers of their files."""
+    """Ids of all log channels that the master has opened, and the numbers of their files."""
     instance: str | None = None
     token: bytes | None = None
     claims: frozenset[str] = frozenset()
-    """The instance, and those that it says it has been."""
+    """The instance, and its former identities according to itself."""
     is_preparing: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a session has been synced, or lost."""

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from flowstone.kernels.wide import Bytes
+from flowstone.limestone.format.entry_table import Bytes
 from flowstone.limestone.format.transcode import SCRATCH_SIZE
 
 READ_AHEAD_TOTAL: Final = 64 << 20

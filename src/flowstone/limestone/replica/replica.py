@@ -29,7 +29,7 @@ Flowstone masters to identify themselves, resume and seed (`limestone/format/wir
 Invariants:
 
 - An acknowledged session is on disk, and an acknowledged epoch is in the epoch file.
-- An epoch is recorded only if all its sessions that ended are synced; an interrupted one makes the commit fail.
+- An epoch is recorded only if all its ended sessions are synced; an interrupted session makes the commit fail.
 - A master never gets the data of another database replaced, unless `reseed` allows it, once.
 """
 
@@ -47,7 +47,6 @@ from flowstone.limestone.format import wire_extensions as extensions
 from flowstone.limestone.format.endpoint import Endpoint
 from flowstone.limestone.format.messages import MESSAGE_SIZE_MAX, ErrorCode, LogChannelCreate
 from flowstone.limestone.format.names import CHANNELS_MAX
-from flowstone.limestone.format.transcode import compile_kernels
 from flowstone.limestone.format.wire_extensions import WireExtensionError
 from flowstone.limestone.replica import events as events
 from flowstone.limestone.replica.connection import OPENING_SECONDS, READ_AHEAD_MAX, Refusal, ReplicaConnection
@@ -62,8 +61,8 @@ from flowstone.outside.network import DEFAULT_OPTIONS, SocketOptions
 from flowstone.outside.worker import with_workers
 
 UNOPENED_MAX: Final = 256
-"""Maximum number of connections that have not opened a channel or proved the secret; one more closes the one that has
-been idle longest."""
+"""Maximum number of connections that have not opened a channel or proved the secret; a further connection closes the
+connection that has been idle longest."""
 
 _OTHER_ADDRESS: Final = "set --listen to an address or a name of this machine"
 _NOT_TO_BE_HAD: Final = {
@@ -169,7 +168,7 @@ class Replica:
         """
         listener = await self._listen()
         try:
-            self.directory = await self._take_directory()
+            self.directory = await ReplicaDirectory.open(self.outside, self._path, compatible=self.compatible)
         except BaseException:
             self._is_stopping = True
             await listener.close()
@@ -196,15 +195,6 @@ class Replica:
         except OSError as error:
             reason, hint = _NOT_TO_BE_HAD.get(error.errno or 0, (error.strerror or str(error), _OTHER_ADDRESS))
             raise CannotListen(f"cannot listen at {endpoint}: {reason}", hint=hint) from error
-
-    async def _take_directory(self) -> ReplicaDirectory:
-        directory = await ReplicaDirectory.open(self.outside, self._path, compatible=self.compatible)
-        try:
-            await self.outside.blocking(compile_kernels)  # or the first master would wait for it
-        except BaseException:
-            await directory.close()
-            raise
-        return directory
 
     async def stop(self) -> None:
         """Close all connections, wait for running writes, and release the directory.
@@ -272,7 +262,7 @@ class Replica:
         return True
 
     def heard(self, connection: ReplicaConnection) -> None:
-        """Note that a connection has sent all it can before it is admitted or rejected."""
+        """Note that a connection cannot send more before it is admitted or rejected."""
         self._idle.pop(connection, None)
 
     async def _serve(self, connection: ReplicaConnection) -> None:

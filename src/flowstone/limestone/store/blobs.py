@@ -35,7 +35,8 @@ class BlobError(LimestoneError):
 def visible_ids(entries: Iterable[Entry], boundary: WriteVersion) -> set[int]:
     """Return the ids of the blobs that a reader may still see, if no reader reads versions older than `boundary`.
 
-    These are the blobs of all `entries` from the boundary on, and for each key those of the newest entry before it."""
+    These are the blobs of all `entries` from the boundary on, and for each key the blobs of the newest entry before
+    it."""
     found: set[int] = set()
     newest: dict[tuple[int, bytes], Entry] = {}
     for entry in entries:
@@ -105,7 +106,8 @@ def collect_at_start(disk: Disk, directory: str, referenced: AbstractSet[int], m
 
 @dataclass
 class _Named:
-    """A blob that open sessions name. `pool`: its owner again if all of them are aborted; None if the log owns it."""
+    """A blob that open sessions name. `pool` owns the blob again if all these sessions are aborted; None if the log
+    owns the blob."""
 
     pool: BlobPool | None
     sessions: int = 0
@@ -172,7 +174,7 @@ class Blobs:
     def take_back(self, blob_ids: AbstractSet[int]) -> list[int]:
         """Note that a session that names these blobs was aborted: their pools own them again.
 
-        Return the blobs to delete: those of released pools that no other session names."""
+        Return the blobs to delete: blobs of released pools that no other session names."""
         left = []
         with self._guard:
             for blob_id in sorted(blob_ids):
@@ -184,7 +186,7 @@ class Blobs:
         return left
 
     def _leave(self, blob_id: int) -> BlobPool | None:
-        """Note that one session less names a blob; return the pool if no session does any more."""
+        """Note that a session no longer names a blob; return the pool if no other session names the blob."""
         named = self._named[blob_id]
         named.sessions -= 1
         if named.sessions:
@@ -202,7 +204,7 @@ class Blobs:
         return blob_id
 
     def give_back(self, blob_ids: Iterable[int]) -> list[int]:
-        """Return those of these blobs that no entry has named, and release their ids from their pool."""
+        """Release blob ids from their pool; return the ids that no entry has named."""
         with self._guard:
             return [blob_id for blob_id in blob_ids if self._provisional.pop(blob_id, None) is not None]
 
@@ -218,13 +220,13 @@ class Blobs:
             self._watched = None
 
     def held(self) -> frozenset[int]:
-        """Return the blobs that a collection must keep: registered ones that no entry has named yet, those that
-        open sessions name, and those that sessions have named since `watching` began. Thread-safe."""
+        """Return the blobs that a collection must keep: registered blobs that no entry has named yet, blobs that open
+        sessions name, and blobs that sessions have named since `watching` began. Thread-safe."""
         with self._guard:
             return frozenset([*self._provisional, *self._named, *(self._watched or ())])
 
     def reference_tag(self, blob_id: int, transaction_id: int) -> int:
-        """Return a number that proves that a client was given access to a blob; it cannot be guessed."""
+        """Return a number that cannot be guessed, and that proves a client's right to read a blob."""
         message = blob_id.to_bytes(8, "little") + transaction_id.to_bytes(8, "little")
         return int.from_bytes(hmac.new(self._key, message, hashlib.sha256).digest()[:8], "little")
 

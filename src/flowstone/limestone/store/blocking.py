@@ -1,7 +1,7 @@
 """The datastore for programs with threads and without an event loop: one thread per log channel, another for epochs.
 
-Every call is that of `datastore.py` or `channel.py`, executed in an event loop in a thread of its own. What a channel
-can do alone runs in the thread of the caller: begin, add, write and sync, because switching to the loop and back would
+Every call runs the call of the same name of `datastore.py` or `channel.py` in an event loop, which has its own thread.
+`begin`, `add`, write and sync of a channel run in the caller's thread, because switching to the loop and back would
 cost more than the work. Callbacks run in the thread of the loop, and must not call the store.
 """
 
@@ -316,7 +316,8 @@ class Datastore:
         return self._thread.run(self._store.compact())
 
     def switch_available_boundary_version(self, version: WriteVersion) -> None:
-        """Promise that no reader reads versions before this one: compaction may delete blobs that only these name."""
+        """Promise that no reader reads versions before this one. Compaction may then delete blobs that only older
+        versions name."""
         self._store.switch_available_boundary_version(version)
 
     def begin_backup(self, *, rotates: bool = True) -> Backup:

@@ -165,7 +165,7 @@ class AsyncLogChannel:
         await self._shielded(self._abort())
 
     def close_for_entries(self) -> None:
-        """Accept no more entries, because the session is about to end."""
+        """Stop accepting entries, because the session is about to end."""
         self._host.check()
         if not self._is_open:
             raise self._wrong_time()
@@ -475,7 +475,11 @@ def _opened(outside: Outside, directory: str, path: str) -> File:
     if disk.kind(path) == "file":
         return disk.append_to(path)
     file = disk.create(path)
-    disk.sync_directory(directory)
+    try:
+        disk.sync_directory(directory)
+    except BaseException:
+        file.close()
+        raise
     return file
 
 

@@ -37,7 +37,7 @@ _LISTED: Final = ((names.COMPACTED, COMPACTED_VERSION),)
 class Collection:
     """A request to delete blobs with a compaction. No reader reads versions older than `boundary`.
 
-    `held` is called just before the deletion, and returns blobs to keep whatever the files say."""
+    `held` is called just before the deletion, and returns blobs to keep even if no file names them."""
 
     boundary: WriteVersion
     held: Callable[[], AbstractSet[int]]
@@ -158,7 +158,7 @@ def _epochs(disk: Disk, path: str) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class _Survey:
-    """What a compaction needs to know about its inputs besides their rows."""
+    """Facts about the inputs of a compaction, besides their rows."""
 
     later: dict[str, list[Snippet]] = field(default_factory=dict)
     later_ids: set[int] = field(default_factory=set)

@@ -18,20 +18,22 @@ from typing import Final
 
 import numpy as np
 
-from flowstone.kernels.wide import Bytes
 from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.format import names
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, encode
-from flowstone.limestone.format.entry_table import entries_of
-from flowstone.limestone.store import latest_entries as columns
-from flowstone.limestone.store.latest_entries import COMPACTED, Order, Rows, Sorted
+from flowstone.limestone.format.entry_table import Bytes
+from flowstone.limestone.format.entry_walk import entries_of
+from flowstone.limestone.store import winner_table as columns
+from flowstone.limestone.store.latest_entries import Sorted
+from flowstone.limestone.store.winner_kernels import copy_spans, zero_versions
+from flowstone.limestone.store.winner_table import COMPACTED, Order, Rows
 from flowstone.outside import Disk, File
 
 GATHER_SIZE: Final = 64 << 20
 """Bytes of entries that are sorted at once. A longer entry is read alone."""
 
 READ_SIZE: Final = 4 << 20
-"""Bytes that are read from a file at once for that."""
+"""Bytes that are read from a file at once to merge files."""
 
 BEGIN: Final = encode(Marker(EntryType.MARKER_BEGIN, 0))
 _STORAGE: Final = struct.Struct("<Q")
@@ -122,7 +124,7 @@ def _gather_from(file: File, starts: Order, sizes: Order, out: Bytes, targets: O
         if len(data) < size:
             raise DamagedFile(file.path, at + len(data), "file has become shorter since it was opened")
         part = slice(first, last)
-        columns.copy_spans(np.frombuffer(data, np.uint8), starts[part] - at, sizes[part], out, targets[part])
+        copy_spans(np.frombuffer(data, np.uint8), starts[part] - at, sizes[part], out, targets[part])
         first = last
 
 
@@ -214,7 +216,7 @@ class StoreSnapshot:
         """Write the rows as a compacted file, with versions older than any log entry; return the number of rows."""
         file.append(BEGIN)
         for part in gather(self._sources, self._puts.rows, self._window):
-            columns.zero_versions(part.data, part.targets, part.rows[:, columns.KEY_SIZE].astype(np.int64))
+            zero_versions(part.data, part.targets, part.rows[:, columns.KEY_SIZE].astype(np.int64))
             file.append(part.data.data)
         return len(self)
 
@@ -236,6 +238,11 @@ class StoreSnapshot:
             self.write_snapshot(file, with_removes=with_removes)
         compacted, *logs = self._sources
         compacted = compacted.opened_for_long()
+        try:
+            written = RowSource(disk, path, disk.open(path))
+        except BaseException:
+            compacted.close()
+            raise
         for source in logs:
             source.close()
         moved = Sorted(self._winners.rows.copy(), self._winners.keys)
@@ -244,8 +251,7 @@ class StoreSnapshot:
         moved.rows[changed, columns.AT] = np.cumsum(sizes) - sizes + np.uint64(len(BEGIN))
         moved.rows[changed, columns.ORIGIN] = moved.types[changed] | np.uint64(1 << 8)
         moved = moved.only(changed | (moved.origins == COMPACTED))
-        source = RowSource(disk, path, disk.open(path))
-        return StoreSnapshot((compacted, source), moved, self.cleared, self.max_blob_id, is_in_order=True)
+        return StoreSnapshot((compacted, written), moved, self.cleared, self.max_blob_id, is_in_order=True)
 
     def close(self) -> None:
         """Close the files that are held open. No row can be read afterwards."""

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from flowstone.limestone.errors import DatastoreFailed, LimestoneError, WrongTime
-from flowstone.limestone.format import manifest, names, packing, transcode
+from flowstone.limestone.format import manifest, names
 from flowstone.limestone.format.entries import WriteVersion
 from flowstone.limestone.master.propagation import Propagation, PropagationStatus
 from flowstone.limestone.settings import Settings
@@ -177,8 +177,6 @@ class AsyncDatastore:
     async def _recover(self, directory: DataDirectory) -> None:
         await directory.promote()
         found = await directory.recover()
-        if self._propagation is not None:
-            await self._outside.blocking(transcode.compile_kernels)
         ready = await self._outside.blocking(_made_ready, self._outside.disk, directory, found)
         self._snapshot = (found.last_epoch, ready)
         self._blobs = Blobs(self._outside, directory.path, found.max_blob_id + 1, self.guard)
@@ -491,7 +489,8 @@ class AsyncDatastore:
         await self.rotate()
 
     def switch_available_boundary_version(self, version: WriteVersion) -> None:
-        """Promise that no reader reads versions before this one: compaction may delete blobs that only these name."""
+        """Promise that no reader reads versions before this one. Compaction may then delete blobs that only older
+        versions name."""
         self.check()
         assert self._upkeep is not None
         self._upkeep.boundary = WriteVersion(*version)
@@ -655,20 +654,27 @@ def _alone(work: Callable[[Outside, str, str], None], outside: Outside, source: 
 def _made_ready(disk: Disk, directory: DataDirectory, found: RecoveredDirectory) -> StoreSnapshot:
     """Complete the start after recovery, in the original's order. After a crash, the next start repeats all steps."""
     path = directory.path
-    packing.compile_kernels()
     stored = found.snapshot.stored(disk, path, with_removes=bool(found.catalog.compacted))
-    blobs.collect_at_start(disk, path, stored.blob_ids(), found.max_blob_id)
-    disk.make_directory(f"{path}/{CONTROL}")
-    if found.last_epoch:
-        # Sessions that were not durable are invalidated, so their epoch may be recorded as durable.
-        directory.epochs.write(found.last_epoch)
-    for name in disk.list_directory(path):
-        if names.is_epoch_file(name) and name != names.EPOCH:
-            disk.unlink(f"{path}/{name}")
+    try:
+        blobs.collect_at_start(disk, path, stored.blob_ids(), found.max_blob_id)
+        disk.make_directory(f"{path}/{CONTROL}")
+        if found.last_epoch:
+            # Sessions that were not durable are invalidated, so their epoch may be recorded as durable.
+            directory.epochs.write(found.last_epoch)
+        for name in disk.list_directory(path):
+            if names.is_epoch_file(name) and name != names.EPOCH:
+                disk.unlink(f"{path}/{name}")
+    except BaseException:
+        stored.close()
+        raise
     return stored
 
 
 def _read_snapshot(disk: Disk, directory: str, epoch: int, finished_sizes: FinishedSizes) -> StoreSnapshot:
     """Return the rows at `epoch` of a directory that is being written."""
     found = recover_live(disk, directory, epoch, finished_sizes)
-    return found.snapshot.stored(disk, directory, with_removes=bool(found.catalog.compacted))
+    try:
+        return found.snapshot.stored(disk, directory, with_removes=bool(found.catalog.compacted))
+    except BaseException:
+        found.snapshot.close()
+        raise

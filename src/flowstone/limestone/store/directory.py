@@ -24,7 +24,7 @@ from flowstone.outside.worker import by_worker
 
 
 class DataDirectory:
-    """Held from `open` to `release`. `manifest` has the current formats, whatever was found."""
+    """Held from `open` to `release`. `manifest` has the current formats, even if the one that was found is older."""
 
     def __init__(self, outside: Outside, path: str, manifest: Manifest, epochs: EpochWriter, lock: Lock) -> None:
         self.path = path
@@ -55,8 +55,8 @@ class DataDirectory:
         return self.manifest.instance_uuid
 
     async def promote(self) -> None:
-        """Make the directory a store, even if a replica wrote it. It then gets a new identity, so that no peer resumes
-        from it or follows it."""
+        """Make the directory a store, even if a replica wrote it. The directory then gets a new identity, so that no
+        peer resumes from it or follows it."""
         self.manifest, self.epochs = await by_worker(self._outside, self._promote)
 
     def _promote(self) -> tuple[Manifest, EpochWriter]:

@@ -6,8 +6,8 @@ Theory of operation
 -------------------
 
 The application numbers its work by epochs, which never decrease. A session belongs to the epoch that is current when it
-begins. An epoch is durable when a later one has begun, and all its sessions and those of earlier epochs have ended:
-no session can be added to it any more.
+begins. An epoch is durable when a later epoch has begun and all sessions of this and of earlier epochs have ended. No
+session can be added to a durable epoch.
 
 Input: `switch` begins an epoch; `begin`, `finish` and `abort` report the sessions of the channels; `recorded` confirms
 a record. The caller calls `finish` only when the session is durable on every side that counts. Output: a `Due`, which
@@ -20,14 +20,14 @@ An epoch passes through these stages:
 - due: all those sessions have ended. The largest due epoch is recorded, and covers all before it. One record is
   due at a time; the next follows when `recorded` confirms the first.
 - durable: the record is written. An epoch in which no session has ended is never recorded; it becomes durable as soon
-  as all epochs before it are.
+  as all earlier epochs are durable.
 
 The original keeps only the last epoch of each channel, and reports epochs that no file contains when a channel is
 already in a later epoch. Here, every epoch with an ended session is kept until it is recorded.
 
 Invariants:
 
-- `informed` never covers an epoch that has an open session, or an ended one that is not recorded.
+- `informed` never covers an epoch with an open session, or with an ended session that is not recorded.
 - `durable` and `informed` never decrease.
 - No session begins in an epoch up to `floor`: recovery has found that epoch durable.
 """
@@ -44,7 +44,7 @@ EPOCH_MAX: Final = (1 << 64) - 1
 
 
 class Due(NamedTuple):
-    """What to do now: record this epoch; report this epoch and all before it as durable. None: nothing."""
+    """The next actions: record epoch `record`; report `inform` and all epochs before it as durable. None: no action."""
 
     record: int | None = None
     inform: int | None = None

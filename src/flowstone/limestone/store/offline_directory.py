@@ -1,7 +1,7 @@
 """A data directory used by a tool: locked, its manifest read, and backed up before it is changed.
 
 Uses the Outside that is passed in, and blocks. Unlike `directory.py`, which prepares a directory for a datastore, this
-module takes a directory as it is, even damaged, and changes it only on request.
+module also opens damaged directories, and changes a directory only on request.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def migrate(outside: Outside, directory: str, found: Manifest) -> None:
 
 
 def rename_instance(outside: Outside, directory: str) -> None:
-    """Give a directory a new identity, if what its peers know about it no longer holds."""
+    """Give a directory a new identity if its peers' knowledge of its epochs is no longer valid."""
     found = manifest.read(outside.disk, directory)
     lineage.add(outside.disk, directory, [found.instance_uuid if found is not None else None])
     manifest.migrate(outside.disk, directory, Manifest(str(outside.random.uuid())))

@@ -7,7 +7,7 @@ Uses the Disk that is passed in, and blocks. The rules are in `limestone/format/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,10 +17,12 @@ from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.format import catalog, epoch_file, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import EntryType, Torn
-from flowstone.limestone.format.entry_table import Bytes, EntryPart, EntryTail, tables
+from flowstone.limestone.format.entry_table import Bytes
+from flowstone.limestone.format.entry_walk import EntryPart, EntryTail, tables
 from flowstone.limestone.format.log_scan import RECOVERY, FileRepair, LogScan, ScanFinding, ScanMode, Verdict
 from flowstone.limestone.store.cursor import NO_SOURCE, RowSource, StoreSnapshot
-from flowstone.limestone.store.latest_entries import COMPACTED, Winners
+from flowstone.limestone.store.latest_entries import Winners
+from flowstone.limestone.store.winner_table import COMPACTED
 from flowstone.outside import Disk
 
 INVALIDATED = bytes((EntryType.MARKER_INVALIDATED_BEGIN,))
@@ -62,7 +64,8 @@ class RecoveredDirectory:
 
 
 def input_files(disk: Disk, directory: str, listed: Catalog) -> list[str]:
-    """Return the names of the log files that are read at start: all except the compacted one and those it replaced."""
+    """Return the names of the log files that are read at start: all except the compacted file and the files that it
+    replaced."""
     left_out = frozenset({names.COMPACTED, names.COMPACTED_PREVIOUS, *listed.detached})
     found = (name for name in disk.list_directory(directory) if names.is_pwal(name) and name not in left_out)
     return [name for name in found if disk.kind(f"{directory}/{name}") == "file"]
@@ -83,8 +86,7 @@ class Inputs:
         return [self.compacted or NO_SOURCE, *self.logs.values()]
 
     def close(self) -> None:
-        for source in self.sources:
-            source.close()
+        _close(self.sources)
 
 
 def inputs_of(disk: Disk, directory: str, files: Sequence[str] | None = None) -> Inputs:
@@ -115,9 +117,16 @@ def live_inputs_of(disk: Disk, directory: str, finished_sizes: FinishedSizes) ->
                 return found
         except FileNotFoundError:
             pass
-        for source in held:
-            source.close()
+        except BaseException:
+            _close(held)
+            raise
+        _close(held)
     raise LimestoneError(f"{directory}: files change faster than they can be opened", hint="try again")
+
+
+def _close(sources: Iterable[RowSource]) -> None:
+    for source in sources:
+        source.close()
 
 
 def read_file(
@@ -180,8 +189,8 @@ def recover(
 ) -> RecoveredDirectory:
     """Read a directory whose manifest has been checked. If `repairs`, invalidate or cut off undurable entries.
 
-    `durable_epoch` replaces that of the epoch file. `files` replaces the log files that are read at start. Raise
-    DamagedFile if a file has lost durable entries or has damage that the mode does not allow; then nothing changes.
+    `durable_epoch` overrides the epoch file. `files` replaces the log files that are read at start. Raise DamagedFile
+    if a file has lost durable entries or has damage that the mode does not allow; then nothing changes.
     """
     if durable_epoch is None:
         durable_epoch = epoch_file.read(disk, directory).durable

@@ -1,7 +1,7 @@
 """Inspection of a data directory, file by file, without changing anything.
 
 Uses the Disk that is passed in, and blocks (`docs/spec/limestone.md#tools`). Like the original, it reads every log
-file, even those that a compaction has replaced. `limestone/format/log_scan.py` returns the verdicts; this module
+file, even files that a compaction has replaced. `limestone/format/log_scan.py` returns the verdicts; this module
 derives one status from them.
 """
 
@@ -18,7 +18,8 @@ from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.format import catalog, epoch_file, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import EntryType
-from flowstone.limestone.format.entry_table import MAJOR, TYPE, EntryTail, tables
+from flowstone.limestone.format.entry_table import MAJOR, TYPE
+from flowstone.limestone.format.entry_walk import EntryTail, tables
 from flowstone.limestone.format.epoch_file import Epochs
 from flowstone.limestone.format.files import read_whole
 from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, FileRepair, LogScan, ScanFinding, ScanMode, Verdict
@@ -32,7 +33,7 @@ Tell = Callable[[int, str], None]
 
 
 class InspectionStatus(Enum):
-    """What can be done about a directory, in the terms of tglogutil."""
+    """The state of a directory, and whether it can be repaired, in the terms of tglogutil."""
 
     OK = "OK"
     AUTO_REPAIRABLE = "auto-repairable"

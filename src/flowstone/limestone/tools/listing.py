@@ -15,7 +15,8 @@ from flowstone.outside import Disk
 
 
 class Listed(NamedTuple):
-    """A token of a file. `epoch`: that of its session, or its own. `is_durable`: it counts, or its epoch is durable."""
+    """A token of a file. `epoch` is the epoch of its session, or of the token itself. `is_durable` is true if the token
+    counts or its epoch is durable."""
 
     file: str
     offset: int

@@ -17,7 +17,8 @@ from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.format import catalog, copying, epoch_file, manifest, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import EntryType
-from flowstone.limestone.format.entry_table import TYPE, Bytes, EntryPart
+from flowstone.limestone.format.entry_table import TYPE, Bytes
+from flowstone.limestone.format.entry_walk import EntryPart
 from flowstone.limestone.format.files import replace as replace_file
 from flowstone.limestone.store import blobs
 from flowstone.limestone.store import offline_directory as offline
@@ -34,7 +35,7 @@ _ROW_TYPES: Final = (EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB)
 
 @dataclass(frozen=True)
 class CompactionPlan:
-    """What a compaction will read: the compacted file, and all sessions up to `epoch` of these log files."""
+    """The inputs of a compaction: the compacted file, and all sessions up to `epoch` of these log files."""
 
     epoch: int
     inputs: tuple[str, ...]

@@ -38,7 +38,8 @@ class RepairStatus(Enum):
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """What a repair will do. `durable_epoch`: sessions of later epochs are invalidated; None if it is unknown.
+    """The planned actions of a repair. `durable_epoch`: sessions of later epochs are invalidated; None if it is
+    unknown.
 
     `renames`: log files to rotate, and their new names. `files` have their current names."""
 

@@ -224,7 +224,7 @@ class JoinServer:
     # --- log ---
 
     async def send_log(self, start: VClock, stop: VClock) -> None:
-        """Send the rows of our log from `start` to `stop`, including those that the replica itself has written."""
+        """Send the rows of our log from `start` to `stop`, including rows that the replica itself has written."""
         await self._instance.queue.settled(self._instance.queue.timeout)
         reader = LogReader(self._instance.outside.disk, self._wal_dir, start)
         rows = RowFilter(start)

@@ -50,8 +50,9 @@ ACK_SIZE_MAX: Final = 64 * 1024
 """Maximum size of a packet from a replica, in bytes. An ACK has some hundred bytes."""
 
 UNANSWERED_MAX: Final = 4 * 1024 * 1024
-"""Maximum size, in bytes, of rows sent since the last packet from the replica. A 2.6 replica that always has input only
-reads: it neither writes its log nor sends ACKs, and would time out. It processes this much in tenths of a second."""
+"""Maximum size, in bytes, of rows sent since the last packet from the replica. A 2.6 replica with constant input only
+reads. It would neither write its log nor send ACKs, and the connection would time out. It processes this much in tenths
+of a second."""
 
 LEAVE_SECONDS: Final = 30.0
 """Time after which an expelled replica is disconnected if it makes no progress towards the row that expels it. Real
@@ -424,9 +425,10 @@ class Relay:
         return packets_of(piece.slab, self._rows, self._sync), piece.after, term
 
     def _knows_term(self, term: int) -> bool:
-        """Return True if the replica knows `term`, that of a PROMOTE or DEMOTE in the next rows, or is sent it now.
+        """Return True if the replica knows `term`, the term of a PROMOTE or DEMOTE in the next rows, or if this call
+        sends it.
 
-        If not, the rows must wait until the term is on our own disk: it is not sent to any peer before.
+        If False, the rows must wait until the term is on our own disk; before that, no peer may receive the term.
         """
         if not self._gets_raft or term <= self._sent_term:
             return True

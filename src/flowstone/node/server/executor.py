@@ -8,12 +8,12 @@ cost of serving is per message and per system call, not per byte, so the executo
    (`iproto/request_scan.py`, `request_batch.py`).
    Turns of less than SCAN_SIZE_MIN bytes are not scanned: their sessions execute them.
 3. Stretches of plain statements are executed together (`statement_batch.py`).
-4. Other requests are executed by their sessions, one by one (`session.py`), in the order of arrival: those that are not
-   plain, those in stretches too short for a batch, a statement that fails between two batches, and whole stretches
-   with a statement that is not plain after all.
+4. Other requests are executed by their sessions, one by one (`session.py`), in the order of arrival: requests that are
+   not plain, requests in stretches too short for a batch, a statement that fails between two batches, and whole
+   stretches that turn out to contain a statement that is not plain.
 5. The journal writes the rows of the turn with one write.
 6. Replies are sent when the log has the rows of the whole turn; a failed write turns replies into errors. Replies that
-   need the verdict of other members, and those of requests that take time, are sent later (`late_replies.py`).
+   need the verdict of other members, and replies to requests that take time, are sent later (`late_replies.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from flowstone.iproto import request_scan as scan
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.packet import PacketError, split
 from flowstone.iproto.replies import encode_error
+from flowstone.iproto.request_scan_kernels import scan_requests
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.node.counters import Counters
 from flowstone.node.server.late_replies import LateReplies
@@ -128,7 +129,7 @@ class Executor:
         spans[1:, scan.START] = ends[:-1]
         spans[:, scan.AT] = spans[:, scan.START]
         spans[:, scan.SIZE_MAX] = [peer.packet_size_max for peer in peers]
-        count = scan.scan_requests(buf, spans, self._table)
+        count = scan_requests(buf, spans, self._table)
         batch = ScannedBatch(data, buf, self._table, peers)
         for is_plain, start, end in _stretches(scan.runs(self._table[scan.CODE, :count])):
             if is_plain and batch.size(start, end) <= BATCH_SIZE_MAX:
@@ -138,7 +139,8 @@ class Executor:
         self._leave(peers, spans)
 
     def _execute_in_batches(self, batch: ScannedBatch, start: int, end: int, outbox: Outbox) -> None:
-        """Execute plain statements in batches, and by their sessions those that fail between the batches."""
+        """Execute plain statements in batches. Statements that fail between the batches are executed by their
+        sessions."""
         plan, step = self._batches.plan(batch.part(start, end)), 1
         while plan is not None and not plan.part.is_waiting:
             count = self._batches.execute(plan, outbox)

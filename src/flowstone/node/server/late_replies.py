@@ -1,4 +1,4 @@
-"""Replies that wait for a verdict on their transactions; those due at the same time are sent together.
+"""Replies that wait for a verdict on their transactions; replies that are due at the same time are sent together.
 
 A turn sends its other replies at once: a verdict of other members may take seconds.
 """

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class _Pair:
-    """The failures of one user from one address, or those of all users of an address beyond USERS_MAX."""
+    """The failures of one user from one address, or of all users of an address beyond USERS_MAX."""
 
     __slots__ = ("failures", "is_shared", "paid_at", "waiting")
 

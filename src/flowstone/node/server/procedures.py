@@ -75,7 +75,7 @@ class Call:
         return value
 
     def reading(self) -> BoxTransaction:
-        """Return the transaction for reads: that of the stream, or a new one."""
+        """Return the transaction for reads: the stream's transaction, or a new one."""
         return self.transaction if self.transaction is not None else self.instance.box.begin(self.user)
 
     def writing(self, statement: Callable[[BoxTransaction], Results]) -> Outcome:

@@ -73,7 +73,7 @@ def _empty(call: Call) -> Outcome:
 
 
 def _cfg(call: Call) -> Outcome:
-    """Return the options, or set those of a table."""
+    """Return the options; with a table as argument, set the options in the table."""
     options = call.options(0)
     if not options:
         return value(_options(call.instance))

@@ -160,7 +160,7 @@ def _user_info(call: Call, transaction: BoxTransaction) -> Results:
 
 
 def _passwd(call: Call, transaction: BoxTransaction) -> Results:
-    """Set the password: with one argument that of the caller, with two arguments that of another user."""
+    """Set a password: the caller's with one argument, another user's with two arguments."""
     if call.get(0) is None:
         raise errors.ProcLua("Usage: box.schema.user.passwd([user,] password)")
     if call.get(1) is None:

@@ -1,7 +1,7 @@
 """Methods of spaces and indexes for CALL, such as `box.space.NAME:len` and `box.space.NAME.index.NAME:max`.
 
 They follow the conventions of Lua: a key may be a single value, fields are counted from 1, and a missing tuple is no
-result. Statements and checks are those of other requests.
+result. They use the same statements and checks as other requests.
 """
 
 from __future__ import annotations

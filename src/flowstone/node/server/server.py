@@ -1,6 +1,6 @@
 """The IPROTO server: accepts and greets clients, collects their packets for the next turn, and enforces limits.
 
-`executor.py` executes the packets in batches, and sessions interpret those that are not plain statements. The server
+`executor.py` executes the packets in batches, and sessions interpret packets that are not plain statements. The server
 limits the number of connections, packet sizes, bytes read ahead, pending requests and unread output. A client that
 sends an invalid packet gets an error and is disconnected; other clients are not affected.
 """
@@ -521,7 +521,7 @@ class Server:
         self._unwritten = 0 if journal.is_idle else self._unwritten + size
         seconds = self.instance.outside.clock.monotonic() - begun
         if seconds > self.instance.configuration.too_long_threshold:
-            LOG.warning("too long turn: %d connections, %d bytes: %.3f sec", len(connections), size, seconds)
+            LOG.warning("event loop turn took %.3f s (%d connections, %d bytes)", seconds, len(connections), size)
 
     async def _after_log(self) -> None:
         try:

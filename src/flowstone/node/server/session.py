@@ -71,7 +71,7 @@ _WHILE_LOADING = frozenset(
         RequestType.WATCH_ONCE,
     }
 )
-"""Requests that are answered before there is data."""
+"""Requests that a node answers before it has data."""
 
 _NO_REPLY: Final = Reply(b"")
 
@@ -153,7 +153,7 @@ class Session:
     def _refusal(self, request: Request, error: Exception) -> Reply:
         """Return the reply with the error. Internal errors are logged, without the content of the request.
 
-        Expected errors, such as those of a node that is being stopped, are logged without a traceback.
+        Expected errors, such as errors while the node is being stopped, are logged without a traceback.
         """
         self._instance.counters.errors += 1
         if isinstance(error, RemoteProtocolError):
@@ -521,7 +521,7 @@ class Session:
         return self._answer_replica(request, self._replicate(request))
 
     async def _answer_replica(self, request: Request, work: Coroutine[Any, Any, None]) -> Reply:
-        """Serve the replica. Its replies are sent on the way, so that the returned reply is empty, or an error."""
+        """Serve the replica. Replies are sent while the request runs, so the returned reply is empty, or an error."""
         try:
             await work
         except Exception as error:

@@ -1,9 +1,9 @@
-"""Executes a plain statement that came alone, and writes its row at once.
+"""Executes a single plain statement, and writes its row at once.
 
 A single request cannot share costs with others, so its cost is the number of steps. A SELECT by primary key, and an
 INSERT, REPLACE or DELETE, on a space that has a lane (`box/engine/bulk.py`) skips sessions, transactions and queues.
-The rules are those of the lane, the checks those of its format and key. Whatever is not plain, or would fail, is left
-to the session with nothing done.
+The lane decides which statements qualify; the space's format and key definition check them. A statement that does not
+qualify, or would fail, is left to the session.
 """
 
 from __future__ import annotations

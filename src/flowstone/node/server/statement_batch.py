@@ -3,10 +3,10 @@
 A plain statement is a SELECT, INSERT, REPLACE or DELETE by primary key on a space with a lane (`box/engine/bulk.py`).
 `StatementBatches.plan` first finds the space, the rights and the key of every statement; there is no plan if one of
 them is not plain. `execute` executes the statements in their order, run by run of one kind on one space, up to the
-first one that fails. A session executes that one, and reports the error; then `execute` continues with the rest of the
-plan. INSERTs and REPLACEs into a synchronous space become one run of transactions, which the queue confirms or rolls
-back in whole or in part. Other writes that wait for a verdict become an entry of the queue each, and all are logged
-together.
+first one that fails. A session executes this statement, and reports the error; then `execute` continues with the rest
+of the plan. INSERTs and REPLACEs into a synchronous space become one run of transactions, which the queue confirms or
+rolls back in whole or in part. Other writes that wait for a verdict become an entry of the queue each, and all are
+logged together.
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ class StatementBatches:
     def _execute_waiting(self, plan: Plan, is_sync: bool, outbox: Outbox) -> int:
         """Execute statements, each write as an entry of the queue, so that each can be rolled back separately.
 
-        Stop before a statement that fails, and before a write that is not like the others synchronous, or asynchronous:
-        the flags of its row differ. Return the number of statements executed.
+        Stop before a statement that fails, and before a write that is synchronous if the others are not, or the
+        reverse, because the flags of its row differ. Return the number of statements executed.
         """
         queue, journal, size = self._commits.queue, self._journal, 0
         lsn = journal.next_lsn(journal.replica_id)
@@ -303,7 +303,7 @@ class StatementBatches:
         peers: list[BatchPeer],
         outbox: Outbox,
     ) -> None:
-        """Queue the replies to reads; keep those to writes for their verdicts."""
+        """Queue the replies to reads; keep the replies to writes until their verdicts."""
         kinds = (part.line(scan.CODE) >> scan.TYPE_SHIFT).tolist()
         for kind, packet, late, peer in zip(kinds, packets, lates, peers, strict=False):
             self._counters.operations[kind] += 1
@@ -326,7 +326,7 @@ class StatementBatches:
         # The content of a packet is more than that of its row.
         content = int((part.line(scan.PACKET_END) - part.line(scan.PACKET_AT)).sum())
         out: Bytes = np.empty(batches.rows_bound(part.end - part.start, content), np.uint8)
-        replica_id, now = journal.replica_id, batches.float_bits(self._clock.wall())
+        replica_id, now = journal.replica_id, self._clock.wall()
         size, count = batches.build_rows(
             part.buf, part.cells, part.start, part.end, out, replica_id, journal.next_lsn(replica_id), now, flags
         )
@@ -347,7 +347,8 @@ class StatementBatches:
         self._journal.submit(rows, count, done)
 
     def _refuse(self, part: BatchPart, replace: list[Callable[[bytes], None]], error: TarantoolError) -> None:
-        """Turn all replies of a part into errors, even those to reads: these have seen writes that are rolled back."""
+        """Turn all replies of a part into errors, even replies to reads, because the reads have seen writes that are
+        rolled back."""
         syncs = _syncs(part)
         for instead, (_, first, end) in zip(replace, part.by_peer(), strict=True):
             self._counters.errors += end - first

@@ -3,7 +3,7 @@
 Values of the built-in keys are computed on demand and compared with the value that a watcher got last, so code that
 changes them sends no notification. `check`, called once per turn, compares only the few built-in keys and the keys that
 were broadcast. A watcher that has not acknowledged an event gets no further event; when it acknowledges, it gets the
-newest value, not those in between.
+newest value, not the values in between.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Send = Callable[[bytes], None]
 
 @dataclass(slots=True)
 class _Watch:
-    """One key of one client. `seen` is the value sent last: None before the first, b"" for a key without a value."""
+    """One key of one client. `seen` is the value sent last: None before the first event, b"" for a key without a
+    value."""
 
     send: Send
     sync: int

@@ -288,7 +288,7 @@ class Elections:
             self._step()
 
     def _step(self) -> None:
-        """Perform actions until Raft requests no more: an action can cause others."""
+        """Perform actions until Raft requests none; an action can cause others."""
         # Actions such as `take_over` call back; the outer loop handles the actions that the callback caused.
         if self._is_stepping:
             return

@@ -51,13 +51,13 @@ SYNCHRO_TIMEOUT: Final = 5.0
 """Timeout in seconds until the node sets `replication_synchro_timeout`, which `node/configuration.py` defines."""
 
 STALL_SECONDS: Final = 1.0
-"""A timer that fires this late shows that the process was suspended. Other members may have replaced the leader in that
-time, which takes them some seconds."""
+"""If a timer fires with this delay, the process was suspended. Other members, which need some seconds to replace a
+leader, may have done so in that time."""
 
 EXTENSIONS_MAX: Final = 2
 """Maximum number of consecutive extensions of the timeout after a late timer. A node whose timers are always late is
-overloaded, not suspended, and clients wait for its verdict. Two, because the process may be suspended again while it
-reads what it missed."""
+overloaded, not suspended, and clients wait for its verdict. The value is two, because the process may be suspended
+again while it reads the rows that it missed."""
 
 _TYPES: Final = {
     Confirm: RequestType.RAFT_CONFIRM.value,

@@ -1,13 +1,13 @@
 """The linearization point: a transaction that begins after it sees everything committed before it was requested.
 
 A committed transaction is on a quorum of the N members, so at least one of any N - quorum + 1 members has it. 2.11 asks
-this many, itself included. Here at least a majority is asked, for two reasons: the instance that committed may have had
-a smaller quorum than ours, and there may be one member more than this instance knows of; two majorities always
-intersect, even of these two sets.
+this many, itself included. This node queries at least a majority, for two reasons: the instance that committed may have
+had a smaller quorum than ours, and the set may have one member that this instance does not know yet. A majority of the
+known members and a majority of the actual members always intersect.
 
 Members are asked for their vclocks by a numbered heartbeat, which their ACKs answer. Then this instance waits until it
-has all rows that any of them has, and until the transactions that are then pending in its queue are decided. All this
-covers synchronous spaces only, which `box/engine/transaction.py` ensures.
+has all rows that any queried member has, and until the transactions that are pending in its queue at that time are
+decided. All this covers synchronous spaces only, which `box/engine/transaction.py` ensures.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
 from flowstone.node.info import members
 from flowstone.node.instance import Followers, Instance
+from flowstone.node.synchro.limbo_driver import OutcomeUnknown
 from flowstone.node.synchro.promotion import timed_out
 from flowstone.replication.membership.membership import expelled
 from flowstone.replication.vclock import VClock
@@ -100,3 +101,8 @@ async def _decided(instance: Instance) -> None:
     # A rolled back transaction was never committed, so the read need not see it.
     except errors.SyncRollback:
         return
+    except OutcomeUnknown:
+        # An expelled instance gets no verdicts. Nothing was written here, so the outcome of the read is not in doubt.
+        if instance.is_expelled:
+            raise expelled(instance.expelled_id) from None
+        raise

@@ -1,8 +1,9 @@
 """Promotion and demotion: `box.ctl.promote()`, `box.ctl.demote()`, and the takeover of the queue by a new leader.
 
 With elections off, a promotion begins a term and takes over the synchronous queue in it. With elections on, it starts
-an election; the winner of any election takes over the queue automatically. Rules and errors are those of 2.11.9.
-`replication/raft/raft.py` decides elections, and `replication/limbo/limbo.py` when the queue may change its owner.
+an election; the winner of any election takes over the queue automatically. It follows the rules of 2.11.9 and raises
+the same errors. `replication/raft/raft.py` decides elections, and `replication/limbo/limbo.py` when the queue may
+change its owner.
 """
 
 from __future__ import annotations

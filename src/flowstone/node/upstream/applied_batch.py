@@ -68,7 +68,7 @@ class AppliedBatch:
     ) -> None:
         """Add the rows up to `stop`, which `effect` rolls back.
 
-        `rows` replaces them in the log. `has_effect` is False if all of them are, or were made, NOPs; if it is None,
+        `rows` replaces them in the log. `has_effect` is False if all rows are NOPs or were made NOPs; if it is None,
         the types of the rows decide.
         """
         if has_effect is None:

@@ -1,7 +1,7 @@
 """The applier of one upstream: connects, joins or subscribes, and passes the received rows to a `Sink`.
 
 It runs `replication/applier/protocol.py` on a stream of `Outside`, and decides when to pause, when to retry and what to
-log. It never interprets rows: that is up to the sink, of which the node, `follow` and `archive` have one each.
+log. It never interprets rows: it passes them to a sink. The node, `follow` and `archive` have different sinks.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class Applier:
         self.peer_id = 0
         self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0  # peer_time: the last timestamp of the peer
         self.fresh_at: float | None = None
-        """Monotonic time of the moment of which we are known to have all rows of the peer; None if never. The last
-        timestamp of the peer, by our clock; kept when the connection is lost."""
+        """The last moment, in monotonic time, up to which we certainly have all rows of the peer; None if never. Taken
+        from the last timestamp of the peer, converted to our clock; kept when the connection is lost."""
         self.error: FlowstoneError | None = None
         self.is_disowned = False
         """True if the peer has all rows of other members that we have, but does not know us: we were expelled."""
@@ -311,7 +311,7 @@ class Applier:
         return True
 
     def _pause_before_retry(self) -> float:
-        """Return the pause before the next attempt: that of real servers at first, longer after many failures."""
+        """Return the pause before the next attempt: as long as in real servers at first, longer after many failures."""
         interval, patience = self.replication_timeout, max(0, self._failures - FAILURES_BEFORE_BACKOFF)
         return min(interval * BACKOFF**patience, max(interval, RETRY_SECONDS_MAX))
 
@@ -456,7 +456,7 @@ class Applier:
         return number != 0 and self.standing.own_lsn_seen > self._sink.vclock.get(number)
 
     async def _final(self, slab: Slab) -> None:
-        """Pass on final rows; those of a registration only if they continue our log without a gap.
+        """Pass on final rows. Rows of a registration are passed on only if they continue our log without a gap.
 
         A 2.6 master sends the rows that it has written since REGISTER, even if our log ends long before them. The
         subscription then brings all rows, including the one that registers us.

@@ -13,7 +13,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
 
 LAG_SECONDS: Final = 10.0
-"""How long members may take to receive our rows from each other before the rows count as lost."""
+"""Time for members to receive our rows from each other; after that the rows count as lost."""
 
 
 class MemberLacksRows(FlowstoneError):

@@ -1,8 +1,8 @@
 """Asks a peer whether this instance is still a member, on a client connection of its own.
 
-A master registers any instance that joins. So an instance that wants to replace its old data asks first: if it was
-expelled while it was stopped, only an operator may let it join again. The ballots of 2.6 do not list the members, and
-the right to read everything, which JOIN needs, includes `_cluster`.
+A master registers any instance that joins. So an instance that wants to replace its old data queries `_cluster` first:
+if the instance was expelled while it was stopped, only an operator may let it join again. The ballots of 2.6 do not
+list the members, and the right to read everything, which JOIN needs, includes `_cluster`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UUID_INDEX: Final = 1
 
 
 async def is_registered(outside: Outside, uri: Uri, peer_uuid: UUID, uuid: UUID) -> bool:
-    """Return True if `_cluster` of the peer has the instance `uuid`, under whatever id.
+    """Return True if `_cluster` of the peer lists the instance `uuid`, under any id.
 
     Raise ConnectionLost if the peer does not answer or another instance does, and the error of the peer if it rejects
     the login or the request.

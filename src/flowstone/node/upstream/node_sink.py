@@ -37,7 +37,7 @@ class JoinRefused(FlowstoneError):
 
 
 class NodeSink:
-    """The `node.sink.Sink` of a node. `adopt` is called with the result of a join."""
+    """The `Sink` (node/upstream/sink.py) of a node. `adopt` is called with the result of a join."""
 
     def __init__(self, instance: Instance, adopt: Callable[[RecoveredBox], Awaitable[None]]) -> None:
         self.on_written: list[Callable[[], None]] = []
@@ -98,7 +98,8 @@ class NodeSink:
 
     @property
     def id_filter(self) -> tuple[int, ...]:
-        """0 if anonymous; else our own id, unless we may have lost own rows, as an orphan that has not just joined."""
+        """0 if anonymous, otherwise our own id. Our own id is omitted if we may have lost own rows: as an orphan that
+        has not just joined."""
         if self.is_anonymous:
             return (0,)
         return () if self._instance.is_orphan and not self._has_joined else (self._instance.id,)

@@ -3,11 +3,11 @@
 Rows are applied as whole transactions, in the order of arrival; transactions that the log already has are skipped. One
 step of the event loop compares a slab with the log, applies and submits it, so no latch is needed if two peers send the
 same rows. Plain rows are applied in bulk (`plain_rows.py`), all others as single statements; the rows of a slab are one
-submission. Synchronous transactions, and those after them, enter the queue one by one (`node/synchro/limbo_driver.py`).
-The queue also decides on control rows, and checks that rows match our history.
+submission. Synchronous transactions, and transactions after them, enter the queue one by one
+(`node/synchro/limbo_driver.py`). The queue also decides on control rows, and checks that rows match our history.
 
-A failed write rolls back everything in flight and is reported to every applier (`on_failure`). Then no more rows are
-accepted, because they would follow a gap, until the appliers are restarted (`start_anew`).
+A failed write rolls back everything in flight and is reported to every applier (`on_failure`). After that, rows are
+rejected, because they would follow a gap, until the appliers are restarted (`start_anew`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ TRANSACTION_SIZE_MAX."""
 
 
 class _Kind(Enum):
-    """How to apply a transaction of a slab."""
+    """The way in which a transaction of a slab is applied."""
 
     OTHER = 0
     PLAIN = 1  # in bulk, if the queue is empty
@@ -112,7 +112,7 @@ class Applying:
     def apply(self, slab: Slab) -> None:
         """Apply the new transactions in `slab`, and start to write them; hold the slab if a verdict is being written.
 
-        Raise the error of the first transaction that cannot be applied; those before it are applied, those after it
+        Raise the error of the first transaction that cannot be applied; earlier transactions are applied, later ones
         are not. After a failed write, raise that error for every slab until `start_anew`.
         """
         self._check_sound()
@@ -315,7 +315,7 @@ class Applying:
     def _enter_many(
         self, origin_id: int, steps: Sequence[Step], lsns: Sequence[int], is_flagged: Sequence[bool]
     ) -> list[LimboEntry[Waiter]]:
-        """Apply the steps up to the first duplicate key; return the entries of those applied."""
+        """Apply the steps up to the first duplicate key; return the entries of the applied steps."""
         receive, told = self._queue.limbo.receive, self._commits.teller(())
         entries: list[LimboEntry[Waiter]] = []
         for (must_be_new, lane, key, raw), lsn, has_flag in zip(steps, lsns, is_flagged, strict=True):
@@ -515,7 +515,8 @@ class Applying:
         return logged
 
     def _give_up(self, error: FlowstoneError) -> None:
-        """Accept no more rows, which would follow a gap, and report the error. Only the first call has an effect."""
+        """Report the error and stop accepting rows, because they would follow a gap. Only the first call has an
+        effect."""
         # The log reports each lost batch; appliers are stopped by the first report.
         if self._failure is not None:
             return
@@ -613,6 +614,6 @@ def _size(slab: Slab) -> int:
 
 
 def _say_where(error: FlowstoneError, slab: Slab, number: int) -> None:
-    """Add the row to the hint of the error. The message remains that of real servers."""
+    """Add the row to the hint of the error. The message stays equal to the message of real servers."""
     lsn, replica_id = int(slab.cells[scan.LSN, number]), int(slab.cells[scan.REPLICA_ID, number])
     error.hint = error.hint or f"failed at row {lsn} of replica {replica_id}"

@@ -81,7 +81,8 @@ class Sink(Protocol):
         ...
 
     async def end_join(self, vclock: VClock) -> None:
-        """End a JOIN, FETCH_SNAPSHOT or REGISTER. On return, `replicaset_uuid` and `replica_id` are those received."""
+        """End a JOIN, FETCH_SNAPSHOT or REGISTER. On return, `replicaset_uuid` and `replica_id` have the received
+        values."""
         ...
 
     async def apply(self, slab: Slab) -> None:

@@ -97,7 +97,7 @@ class Replication:
     # --- connecting ---
 
     async def connect(self, *, at_birth: bool, keep_followed: bool = False) -> None:
-        """Connect to all configured upstreams, and leave those that answer paused.
+        """Connect to all configured upstreams, and pause the appliers of the peers that answer.
 
         `at_birth`: the instance has no data, and needs a quorum of upstreams, else ER_CFG is raised; an instance with
         data continues with fewer. `keep_followed`: keep the connections of upstreams that are already followed.
@@ -121,7 +121,7 @@ class Replication:
             self._is_connecting = False
 
     async def _make_appliers(self, *, keep_followed: bool = False) -> list[Applier]:
-        """Create an applier for each configured URI; return those that have to be started.
+        """Create an applier for each configured URI; return the appliers that must be started.
 
         An existing applier of a URI is reused, with what it knows of the peer, unless it is STOPPED: setting
         `replication` again is the request to retry.
@@ -180,7 +180,8 @@ class Replication:
         return upstream, applier
 
     def _has_connected(self) -> bool:
-        """Return True if all appliers are connected or have ended. With a connect quorum, a restart only needs that."""
+        """Return True if all appliers are connected or have ended. With a connect quorum, a restart needs only this
+        quorum."""
         if self._is_at_birth and self._has_named_leader():
             return True
         connected = len(self._connected())
@@ -391,9 +392,9 @@ class Replication:
         Return False if the source disconnected or rejected the join before it sent any data. The caller must then load
         the local data again: the source may wait for a quorum that includes us, or other peers may be followable now.
 
-        A member that the source does not know was expelled: the source has all our rows, so also the one that
-        registered us. Then the local data is kept, because a JOIN would register us again, against the operator's will;
-        no peer accepts us, and the node stays an orphan.
+        If the source does not know this member, the member was expelled: the source has all our rows, including the row
+        that registered us. Then the local data is kept, because a JOIN would register us again, against the operator's
+        will; no peer accepts us, and the node stays an orphan.
         """
         # A member cannot join an anonymous replica, which cannot register it.
         peers = [peer for peer in self._peers() if not self._instance.id or not peer.ballot.is_anon]
@@ -429,7 +430,7 @@ class Replication:
     # --- following ---
 
     def follow(self) -> None:
-        """Resume paused appliers, and restart those that could not connect."""
+        """Resume paused appliers, and restart appliers that could not connect."""
         for applier in self._appliers.values():
             if applier.state is _State.OFF and not self._is_self(applier):
                 applier.start()
@@ -547,7 +548,7 @@ class Replication:
         self._changed.set()
 
     def expelled(self) -> None:
-        """Stop all appliers, whatever `replication` lists: this instance is no longer a member."""
+        """Stop all appliers, because this instance is no longer a member."""
         self.stop_all(expelled(self._instance.expelled_id))
         self._changed.set()
 
@@ -593,7 +594,8 @@ class Replication:
         """Return True if `sync` must not wait for the peer, because it is not in our `_cluster` and one side rejects
         the other.
 
-        Also if we are in sync with a peer that is not in `_cluster`: the row that registers it would have arrived.
+        This also applies if we are in sync with a peer that is not in `_cluster`, because the row that registers the
+        peer would have arrived.
         """
         if applier.state is _State.FOLLOW:
             return not applier.standing.is_member
@@ -604,7 +606,8 @@ class Replication:
         return is_of_set and applier.uuid is not None and applier.uuid not in self.replica_set.ids
 
     def peer_acknowledged(self, replica_id: int, vclock: VClock) -> None:
-        """Tell appliers that a member that follows us has written all rows up to `vclock`, perhaps also lost ones."""
+        """Tell appliers that a member that follows us has written all rows up to `vclock`, perhaps also rows that it
+        had lost."""
         for applier in self._appliers.values():
             applier.peer_acknowledged(replica_id, vclock)
 

@@ -46,7 +46,8 @@ SLICE_WHILE_LOADING = 20_000
 """The same before clients are served. Larger, because every slice costs a round trip to a worker."""
 
 _KEPT_ENGINES = frozenset(("memtx", "vinyl"))
-"""Engines whose tuples a snapshot has to hold. Vinyl spaces are among them: here their tuples are in memory only."""
+"""Engines whose tuples a snapshot has to hold. Vinyl spaces are included, because in a node their tuples are in memory
+only."""
 
 
 class SynchroStates(NamedTuple):

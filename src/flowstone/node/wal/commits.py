@@ -1,7 +1,7 @@
 """Commits transactions that were applied in memory: writes their rows to the log, or rolls them back.
 
 Rows are numbered and encoded here, in the order of their statements; the journal writes them in a batch with other
-transactions. Synchronous transactions, and those after them, then wait for their verdict in the queue
+transactions. Synchronous transactions, and transactions after them, then wait for their verdict in the queue
 (`node/synchro/limbo_driver.py`). Transactions that cannot be written, or that a verdict rejects, are rolled back,
 newest first, before their clients are notified. `box/engine/transaction.py` decides what other clients can see
 meanwhile.

@@ -1,7 +1,7 @@
 """The garbage collector of a node: deletes old snapshots and logs that are no longer needed.
 
-The newest `checkpoint_count` checkpoints are kept, and older ones while a backup refers to one of them or to one before
-it. Logs are kept from the oldest checkpoint, or from the slowest consumer, whichever is earlier. Registered replicas
+The newest `checkpoint_count` checkpoints are kept, and older checkpoints while a backup refers to them or to an earlier
+one. Logs are kept from the oldest checkpoint, or from the slowest consumer, whichever is earlier. Registered replicas
 are consumers from their first connection on. If a file cannot be deleted, the error is logged, and the next collection
 retries. All access to files goes through `outside.disk`.
 """
@@ -116,13 +116,14 @@ class GarbageCollector:
         return [posixpath.join(self._memtx_dir, file_name(self._backup.vclock.to_mapping(), FileType.SNAP))]
 
     def stop_backup(self) -> None:
-        """Release the files of the backup, if there is one. The next collection deletes those that are too old."""
+        """Release the files of the backup, if there is one. The next collection deletes the files that are too old."""
         if self._backup is not None:
             self._backup.references.remove("backup")
             self._backup = None
 
     def pause(self, members: Iterable[UUID]) -> None:
-        """Delete nothing until all these members have reconnected: the logs they need are not known after a restart."""
+        """Delete no files until all these members have reconnected, because after a restart the logs that they need are
+        unknown."""
         self._awaited = dict.fromkeys(members)
 
     def came_back(self, member: UUID) -> None:
@@ -256,7 +257,7 @@ class GarbageCollector:
 
 
 def _earlier(needed: VClock, consumer: VClock) -> VClock:
-    """Return the earlier position of both. Component 0 is that of `needed`, because consumers get no local rows."""
+    """Return the earlier position of both, with component 0 of `needed`, because consumers get no local rows."""
     common = needed.common(consumer).to_mapping()
     common.pop(0, None)
     if local := needed.get(0):

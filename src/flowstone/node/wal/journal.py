@@ -20,7 +20,8 @@ from flowstone.node.configuration import TOO_LONG_THRESHOLD
 from flowstone.node.counters import SECONDS_BOUNDS, Histogram, WalCounters
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.block import FIXHEADER_SIZE, TRANSACTION_SIZE_MAX
+from flowstone.xlog.block import TRANSACTION_SIZE_MAX
+from flowstone.xlog.block_table import FIXHEADER_SIZE
 from flowstone.xlog.errors import BlockTooLarge, WriteFailed
 from flowstone.xlog.meta import FileType, Meta, file_name
 from flowstone.xlog.writer import SMALL_SIZE_MAX, LogWriter
@@ -258,9 +259,9 @@ class Journal:
     async def rotate(self, at_end: Callable[[], None] | None = None) -> VClock:
         """Close the file after all rows submitted so far are written, and return the vclock after them.
 
-        `at_end` is called after the `done` of these rows, and before that of any later row. The next write creates the
-        next file. Raise the error if the write of these rows, or closing the file, fails; the journal then continues
-        with the current file.
+        `at_end` is called after the `done` of these rows, and before the `done` of any later row. The next write
+        creates the next file. Raise the error if the write of these rows, or closing the file, fails; the journal then
+        continues with the current file.
         """
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -369,7 +370,7 @@ class Journal:
             LOG.warning("too long WAL write at LSN %d: %.3f sec", self._lsns.get(self.replica_id, 0), seconds)
 
     def _ready_writer(self) -> LogWriter:
-        """Return the file to write to: the open file, or the next one if it is full, or the first one."""
+        """Return the file to write to: the open file; if there is none or it is full, a new file."""
         writer = self._writer
         if writer is None:
             writer = self._open()

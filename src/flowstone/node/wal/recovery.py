@@ -38,7 +38,8 @@ from flowstone.xlog.reader import EndingKind, LogFile
 LOG = logging.getLogger("flowstone.node")
 
 FLAGS_SINCE = (2, 8, 1)
-"""Since this version rows have flags for synchronous transactions; before, the definition of the space decides."""
+"""Rows have flags for synchronous transactions since this version; for rows of earlier versions, the definition of the
+space decides."""
 
 Report = Callable[[str], None]
 

@@ -68,7 +68,8 @@ class Synchro:
     confirmed: dict[int, int] = field(default_factory=dict)
     tenures: Tenures = field(default_factory=lambda: Tenures({}, (), {}))
     pending: tuple[Applied, ...] = ()
-    """Pending synchronous transactions, and those after them: applied, but may have to be rolled back."""
+    """Pending synchronous transactions, and all transactions after them. They are applied, but may have to be rolled
+    back."""
 
     @property
     def queue_owner_id(self) -> int:
@@ -140,7 +141,7 @@ class Applied(Tracked):
 
 
 class Replay:
-    """Applies slabs to a box. `vclock` follows all rows, and `synchro` the control rows."""
+    """Applies slabs to a box. `vclock` is updated by all rows, `synchro` by the control rows."""
 
     def __init__(
         self,
@@ -168,11 +169,12 @@ class Replay:
 
     @property
     def pending(self) -> tuple[Applied, ...]:
-        """Pending synchronous transactions, and those after them, in the order of the log."""
+        """Pending synchronous transactions, and all transactions after them, in the order of the log."""
         return tuple(applied for applied in self._tracker.pending if applied.waits(by_schema=self._by_schema))
 
     def rewind(self) -> None:
-        """Roll back pending transactions and those after them: a snapshot must hold confirmed data only."""
+        """Roll back pending transactions and all transactions after them, because a snapshot must contain confirmed
+        data only."""
         if self._tracker.is_quiet:
             return
         # Decided ones after a pending one are removed, too: the vclock can only return to a prefix of the log.
@@ -239,7 +241,8 @@ class Replay:
     # --- logs ---
 
     def start_log(self, path: str, vclock: VClock, *, has_flags: bool) -> None:
-        """Begin the next log, which starts at `vclock`. `has_flags`: its rows say whether they are synchronous."""
+        """Begin the next log, which starts at `vclock`. `has_flags` is true if the rows have flags for synchronous
+        transactions."""
         # Per file: the LSNs of overlapping files may repeat, those inside a file must not.
         self._file_lsns = vclock.to_mapping()
         # Pending transactions of a 2.6 log keep its rules, even if their verdict is in a log with flags.
@@ -399,7 +402,7 @@ class Replay:
                 self.synchro.tenures.note_void(owner_id, undone[-1])
 
     def _settle(self, slab: Slab, applied: Applied) -> list[int]:
-        """Pass the transaction to the tracker, and roll back those that it rejects, the newest first.
+        """Pass the transaction to the tracker. Roll back the transactions that the tracker rejects, the newest first.
 
         Return the LSNs of the synchronous ones among them.
         """

@@ -8,6 +8,6 @@
 - from directories of log files: `directory_findings.py`, `expelled_directory.py`; `fork.py` compares two directories,
   `overlap.py` a directory with live members
 
-`observation/explanation.py` calls the modules for live members, and itself makes the findings about their identity: a
-member that cannot be queried, two processes that run as one member.
+`observation/explanation.py` calls the modules for live members, and itself makes the findings about unreachable
+members, two processes that run as one member, and clock skew.
 """

@@ -6,6 +6,8 @@ order, one tuple at a time, through `Asking`; the rest is pure. Changes nothing.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -23,19 +25,25 @@ from flowstone.text.yaml_rows import yaml_value
 ASKED_MAX: Final = 500
 """Limit of rows whose keys are looked up; the conflict is among the first rows that the follower lacks."""
 
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_]\w*")
+
 _WITH_TUPLES: Final = (RequestType.INSERT, RequestType.REPLACE, RequestType.UPSERT)
 TEXT_MAX: Final = 300
 """Limit of a tuple in a finding, in characters."""
 
 
 class Conflict(NamedTuple):
-    """The row that comes and the tuple there, as text; `remove` is a Lua call that deletes the tuple, or empty."""
+    """The row that comes and the tuple there, as text; `remove` deletes the tuple: a Lua call, or empty.
+
+    `removal` is the same as function and argument of `flowstone call`; None if JSON cannot represent it.
+    """
 
     replica_id: int
     lsn: int
     comes: str
     there: str
     remove: str
+    removal: tuple[str, str] | None = None
 
     @property
     def row(self) -> str:
@@ -106,7 +114,14 @@ def _told(space: SpaceDefinition, row: Row, values: tuple[Any, ...], there: tupl
         comes=f"{type_name(row.type)} {_text(values)}",
         there=_text(there),
         remove=remove,
+        removal=_removal(space.name, key) if key is not None else None,
     )
+
+
+def _removal(space: str, key: list[Any]) -> tuple[str, str] | None:
+    if not _PLAIN_NAME.fullmatch(space) or not all(type(value) in (int, str, bool) for value in key):
+        return None
+    return f"box.space.{space}:delete", json.dumps(key, ensure_ascii=False)
 
 
 def _text(values: tuple[Any, ...]) -> str:

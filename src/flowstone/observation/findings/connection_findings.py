@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flowstone.observation.findings.finding import Finding, Kind, Severity
-from flowstone.observation.findings.wording import expel, for_command, make, position, rows_text
+from flowstone.observation.findings.wording import expel, for_command, make, position, rows_text, set_replication
 from flowstone.observation.replica_set import FOLLOWING, Member, ReplicaSet, expelled, missing_row_count
 from flowstone.observation.report import Report, ReportedPeer
 
@@ -101,7 +101,7 @@ def _cut_off(replica_set: ReplicaSet, member: Member) -> Finding:
         member,
         f"{member.label} follows no other member: it gets no rows{' and no votes' if has_votes else ''}",
         "its `replication` is empty" + (", and no other member follows it" if is_alone(member.report) else ""),
-        f"add the other members to `replication` of {member.label}",
+        f"add the other members to `replication` of {member.label}: {set_replication(member.address)}",
         [f"{member.label} is at {position(member.vclock)}"],
     )
 
@@ -146,7 +146,7 @@ def _missing(member: Member, report: Report, source: Member) -> int:
     """Return how many rows of `source` the member lacks.
 
     Members answer one after another, so a follower that answers later may have rows that the member wrote in between.
-    Of the member's own rows, only those count that the follower has acknowledged to the member.
+    The member's own rows count only if the follower has acknowledged them to the member.
     """
     sides = [peer.downstream for peer in report.replication if peer.uuid == source.uuid]
     own = max((side.vclock.get(member.id, 0) for side in sides if side is not None), default=0)
@@ -159,11 +159,12 @@ def _rows_do_not_come(replica_set: ReplicaSet, member: Member, source: Member) -
     followed = " and ".join(replica_set.label_of(link.master) for link in replica_set.links_to(member.uuid))
     what = f"{label} does not get the rows of {source.label}" if followed else f"{label} follows no other member"
     why = f"no link leads from {source.label} to {label}, not even through other members"
-    advice = f"add {source.label}, and the other members, to `replication` of {label}"
+    listed = set_replication(member.address)
+    advice = f"add {source.label}, and the other members, to `replication` of {label}: {listed}"
     if _may_wait_for(member.report):
         why = f"`replication` of {label} does not list {source.label}, or {source.label} has not answered {label} yet"
         advice = f"check the network from {label} to {source.label}; if `replication` of {label} does not list "
-        advice += f"{source.label}, add it"
+        advice += f"{source.label}, add it: {listed}"
     elif followed:
         why += f": {label} follows only {followed}"
     elif member.report.upstreams_configured == 0:
@@ -237,10 +238,12 @@ def _votes_do_not_come(replica_set: ReplicaSet, member: Member, deaf: Sequence[M
     what = "its votes do not reach" if is_known else "if it votes, its votes do not reach"
     unknown = "" if is_known else " and its `election_mode` could not be read"
     is_missing = f"is missing from {their} `replication`"
-    advice = f"add {label} to `replication` of {names}"
+    listed = set_replication(deaf[0].address if len(deaf) == 1 else None)
+    advice = f"add {label} to `replication` of {names}: {listed}"
     if any(_may_wait_for(one.report) for one in deaf):
         is_missing += f", or has not answered {them} yet"
-        advice = f"check the network from {names} to {label}; if {their} `replication` does not list {label}, add it"
+        advice = f"check the network from {names} to {label}; if {their} `replication` does not list {label}, add it: "
+        advice += listed
     if not is_known:
         advice += "; if it only serves reads, let it join as an anonymous replica, which does not count for a quorum"
     return make(

@@ -159,7 +159,7 @@ def _gaps(directory: Directory) -> Iterator[Finding]:
             f"{_missing(gap)}" + ("; the newest snapshot covers these rows" if is_covered else ""),
             COVERED
             if is_covered
-            else f"bring the missing .xlog files back, or take the data from another member: {_rejoin(directory)}. "
+            else f"restore the missing .xlog files, or take the data from another member: {_rejoin(directory)}. "
             f"Without them, {FORCE}",
             [gap.message],
         )

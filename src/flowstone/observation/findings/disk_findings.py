@@ -45,7 +45,7 @@ def _failing(replica_set: ReplicaSet, member: Member, report: Report) -> Finding
     if stopped:
         names = " and ".join(map(replica_set.label_of, stopped))
         result = f"Each was rolled back, and replication from {names} has stopped: it does not resume by itself"
-        advice = f"{look}, then {set_again(member.label, is_node=report.is_flowstone)}"
+        advice = f"{look}, then {set_again(member.label, member.address)}"
     else:
         result = "Each was rolled back, and its client got an error"
         advice = f"{look}; the next write shows whether the log works again"

@@ -1,4 +1,4 @@
-"""Finding about the data directory of an expelled instance, from which no server can start."""
+"""A finding: a data directory belongs to an expelled instance, so no server can start from it."""
 
 from __future__ import annotations
 

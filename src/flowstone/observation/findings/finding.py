@@ -57,6 +57,8 @@ class Kind(StrEnum):
     LEFTOVER_FILES = "leftover_files"
     UNDECIDED = "undecided"
     FORKED = "forked"
+    # The tables of lakes.
+    MISFITS = "misfits"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,7 +90,7 @@ class Fork:
         return all(side.transactions or side.unlogged for side in self.sides)
 
     def collisions(self) -> list[str]:
-        """Return the keys that both sides have written, with their spaces, as far as the rows are known."""
+        """Return the keys that both sides have written, with their spaces. Only known rows are included."""
         ours, theirs = (_keys(side) for side in self.sides)
         return [key for key in ours if key in theirs]
 

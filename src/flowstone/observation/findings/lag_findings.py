@@ -2,9 +2,9 @@
 
 Pure; the last part of `observation/explanation.py`. Every registered member that lacks rows of the leader is named by a
 finding (docs/reference/findings.md, "What a report promises"), but most findings are about a link, and name its
-follower. This module reports the other members: those whose upstreams lack the rows, too, or are starting or
-unreachable, and those that could not be queried because no server that answered knows their address. Rows in transit
-are not reported.
+follower. This module reports the other members. The upstreams of such a member also lack the rows, are starting or are
+unreachable; or the member could not be queried because no answering server knows its address. Rows in transit are not
+reported.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ EXPLAINING_BOTH: Final = frozenset({Kind.SPLIT_BRAIN, Kind.UNREACHABLE, Kind.TWO
 
 
 class _Supply(NamedTuple):
-    """Where a member gets rows from."""
+    """The source of a member's rows."""
 
     masters: tuple[Member, ...]
     """Members whose rows reach the member through working links, directly or through each other."""

@@ -12,16 +12,12 @@ from typing import Final, NamedTuple
 
 from flowstone.client import rights
 from flowstone.observation.findings.finding import Kind, Severity
-from flowstone.observation.findings.wording import for_command
+from flowstone.observation.findings.wording import call, for_command, set_option, set_replication_again
 
 QUOTED_MAX: Final = 300
 """Limit of a server's text in a sentence, in characters; the evidence contains the whole text."""
 
-_ON_NODE: Final = "CALL `box.cfg` with the value that it shows, which keeps the passwords"
-"""Setting an empty list first would lose the passwords: a node shows URIs without them."""
-
-_ON_TARANTOOL: Final = "`box.cfg{replication = {}}`, then the same value, with passwords"
-"""A real server ignores an option that is set to its current value."""
+_SKIP: Final = "replication_skip_conflict"
 
 END_ONE: Final = (
     "stop one of the two processes that run on copies of one data directory; to make it a separate member, start it "
@@ -44,13 +40,11 @@ class Between(NamedTuple):
     """True if rows of the follower reach the master, or may reach it."""
     conflicting: tuple[str, ...] = ()
     """Labels of all members that a duplicate key has stopped."""
-    is_node: bool | None = None
-    """True if the follower is a node, False if it is a real server; None if that is unknown."""
 
     @property
     def set_again(self) -> str:
         """Advice to restart replication of the follower."""
-        return set_again(self.follower, is_node=self.is_node)
+        return set_again(self.follower, self.follower_at)
 
     @property
     def rejoin(self) -> str:
@@ -59,18 +53,13 @@ class Between(NamedTuple):
         return f"stop {self.follower}, run {command} on its data directory, then start it"
 
 
-def set_again(label: str | None = None, *, is_node: bool | None) -> str:
+def set_again(label: str | None = None, address: str | None = None) -> str:
     """Return the advice to restart replication that has stopped for good.
 
-    `label` names the member, unless the sentence does; `is_node` is None if it is unknown whether it is a node.
+    `label` names the member, unless the sentence does; `address` is that of the member, if it is one member.
     """
-    how = {
-        True: _ON_NODE,
-        False: _ON_TARANTOOL,
-        None: f"a node: {_ON_NODE}; Tarantool: {_ON_TARANTOOL}",
-    }
     place = f" on {label}" if label is not None else ""
-    return f"set `replication`{place} again ({how[is_node]})"
+    return f"set `replication`{place} again ({set_replication_again(address)})"
 
 
 class Cause(NamedTuple):
@@ -144,20 +133,20 @@ def conflict_advice(between: Between, remove: str = "") -> str:
     if not between.gets_back:
         # A key may contain anything: a backquote in it would end the command and start another one.
         how = f"run `{remove}`" if remove and "`" not in remove else "delete the conflicting tuple"
+        at, again = between.follower_at, set_replication_again(between.follower_at)
         return (
             f"decide which tuple is right. If that of {between.master}: on {between.follower}, {how}, then "
-            f"{set_again(is_node=between.is_node)}. If that of {between.follower}: on {between.follower}, set "
-            f"`replication_skip_conflict`, then `replication` again; this drops the row from {between.master}. Reset "
-            f"`replication_skip_conflict` afterwards"
+            f"{set_again(address=at)}. If that of {between.follower}: skip the row from {between.master}: "
+            f"{set_option(at, _SKIP, True)}, then {again}; when it follows, {set_option(at, _SKIP, False)}"
         )
     everybody = " and ".join(dict.fromkeys((between.follower, between.master, *between.conflicting)))
     return (
         f"decide which tuple is right, and delete neither yet: {between.master} receives the rows of "
         f"{between.follower}, so a delete would remove both tuples. On {everybody}: "
-        f"`box.cfg{{replication_skip_conflict = true}}`, then {set_again(is_node=None)}: each drops the conflicting "
-        f"row. When all follow again, set `replication_skip_conflict` back to false. Then, on a member with the wrong "
-        f"tuple, `replace` it with the right one (if their primary keys differ, delete the wrong one first): all "
-        f"members receive it"
+        f"{set_option(None, _SKIP, True)}, then {set_replication_again(None)}: each drops the conflicting row. "
+        f"When all follow again, on each: {set_option(None, _SKIP, False)}. Then, on a member with the wrong tuple, "
+        f"`replace` it with the right one (if their primary keys differ, delete the wrong one first): all members "
+        f"receive it"
     )
 
 
@@ -183,7 +172,7 @@ def _split_brain(match: re.Match[str], between: Between) -> tuple[str, str]:
     advice = (
         f"decide which side to keep, {between.follower} or {between.master}. Save the rows that only the other side "
         f"has (`flowstone cat` prints its logs), and rejoin that side: stop it, run `flowstone rebootstrap DIR URI` on "
-        f"its data directory, then start it. Then, on the side that you kept, {set_again(is_node=None)}: its "
+        f"its data directory, then start it. Then, on the side that you kept, {set_again()}: its "
         f"replication has stopped for good, too"
     )
     return why, advice
@@ -251,8 +240,8 @@ def _no_rights(match: re.Match[str], between: Between) -> tuple[str, str]:
     return (
         f"user {user!r} lacks {what} on {between.master}",
         (
-            f"on the master of the replica set, run `box.schema.user.grant({user!r}, 'replication')`; "
-            f"{between.follower} retries by itself"
+            f"grant the role on the master of the replica set: "
+            f"{call(None, 'box.schema.user.grant', user, 'replication')}; {between.follower} retries by itself"
         ),
     )
 

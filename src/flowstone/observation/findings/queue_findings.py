@@ -11,7 +11,15 @@ from typing import Final, NamedTuple
 
 from flowstone.observation.findings.connection_findings import is_alive, is_cut_off
 from flowstone.observation.findings.finding import Finding, Kind, Severity
-from flowstone.observation.findings.wording import expel_command, make, position, promote, seconds_text
+from flowstone.observation.findings.wording import (
+    call,
+    expel_command,
+    make,
+    position,
+    promote,
+    seconds_text,
+    set_option,
+)
 from flowstone.observation.replica_set import FOLLOWING, Member, ReplicaSet
 from flowstone.observation.report import Report
 
@@ -132,21 +140,19 @@ def _without_the_missing(replica_set: ReplicaSet, quorum: _Quorum, report: Repor
     label, gone = quorum.member.label, [one for one in quorum.missing if not is_alive(replica_set, one)]
     left = sum(1 for one in replica_set.members if one.id) - len(gone)
     # A server that shows no queue may be too old to support formulas.
-    usual = f"{left // 2 + 1}" if report.queue is None else "`N / 2 + 1`"
+    usual = f"{left // 2 + 1}" if report.queue is None else "N / 2 + 1"
+    address, option = quorum.member.address, "replication_synchro_quorum"
     if not quorum.missing:
-        return f"all members are available: set `replication_synchro_quorum` on {label} to {usual}"
+        return f"all members are available: lower the quorum on {label}: {set_option(address, option, usual)}"
     stopped = " and ".join(one.label for one in quorum.missing if one not in gone)
     let_follow = f"let {stopped} follow {label} again: another finding says why replication stopped" if stopped else ""
     if not gone:
         return let_follow
     names = " and ".join(one.label for one in gone)
-    setting = f"replication_synchro_quorum = {quorum.there}"
-    how = f"`box.cfg{{{setting}}}`"
-    if report.is_flowstone:
-        how = f"`{setting}` in its configuration file, then SIGHUP; or CALL `box.cfg` with it"
+    how = set_option(address, option, quorum.there)
     leads = "" if replica_set.leader else _elected(quorum.member, report)
     expelled = " and ".join(expel_command(replica_set, one) for one in gone)
-    back = "" if usual == f"{quorum.there}" else f"; then set `replication_synchro_quorum` back to {usual}"
+    back = "" if usual == f"{quorum.there}" else f"; then set the quorum back: {set_option(address, option, usual)}"
     return (
         f"{let_follow}{'; ' if let_follow else ''}bring {names} back. Only if gone for good and never to be started "
         f"again, in this order: lower the quorum to the remaining members, on {label}: {how}{leads}; then expel the "
@@ -160,7 +166,8 @@ def _elected(member: Member, report: Report) -> str:
     if mode == "candidate":
         return ", and wait until it is elected"
     if mode == "voter":
-        return ", with `election_mode` set to candidate, and wait until it is elected"
+        command = set_option(member.address, "election_mode", "candidate")
+        return f", with `election_mode` set to candidate ({command}), and wait until it is elected"
     return f", and promote it: {promote(member)}" if mode == "manual" else ""
 
 
@@ -217,7 +224,8 @@ def _may_lead(member: Member, report: Report) -> bool:
 def _let_lead(member: Member, report: Report) -> str:
     """Return the advice to make `member` the leader. Raft rejects the promotion of a voter."""
     if (report.cfg or {}).get("election_mode") == "voter":
-        return f"set `election_mode` to candidate on {member.label}, which has the most rows"
+        command = set_option(member.address, "election_mode", "candidate")
+        return f"set `election_mode` to candidate on {member.label}, which has the most rows ({command})"
     return f"promote the member with the most rows: {promote(member)}"
 
 
@@ -252,7 +260,7 @@ def _abandoned(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
         f"{_waiting_text(queue.len, queue.age)}, and the owner of the queue is gone",
         f"the queue of synchronous transactions belongs to {whose}",
         f"bring {label} back, or {_let_lead(holder, report)}: this confirms the transactions that a quorum has and "
-        f"rolls back the rest (2.6: run `box.ctl.clear_synchro_queue()` there)",
+        f"rolls back the rest (2.6: {call(holder.address, 'box.ctl.clear_synchro_queue')})",
         [_queue_text(one, each) for one, each in reports],
         peer=owner.uuid if owner is not None else None,
     )
@@ -313,7 +321,10 @@ def _read_only(replica_set: ReplicaSet, reports: _Reports) -> Iterator[Finding]:
     reasons = {report.ro_reason for _, report in reports}
     unclaimed = any(report.queue is not None and not report.queue.owner for _, report in reports)
     if reasons == {"config"} or reasons == {None}:
-        why, advice = "`read_only` is set on every member", "run `box.cfg{read_only = false}` on the new master"
+        why, advice = (
+            "`read_only` is set on every member",
+            f"choose the new master: {set_option(member.address, 'read_only', False)}",
+        )
     elif unclaimed:
         why, advice = "no member owns the queue of synchronous transactions", _let_lead(member, report)
     else:

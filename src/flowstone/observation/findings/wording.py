@@ -6,6 +6,7 @@ Pure. Everything that a server reported and that becomes part of a command passe
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -60,6 +61,28 @@ def expel_command(replica_set: ReplicaSet, member: Member | None) -> str:
 def promote(member: Member) -> str:
     """Return the command that promotes a member."""
     return f"`flowstone promote {for_command(member.address)}`"
+
+
+def set_option(address: str | None, name: str, value: object) -> str:
+    """Return the command that sets an option of the member at `address`."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"`flowstone config {for_command(address)} {shlex.quote(f'{name}={text}')}`"
+
+
+def set_replication(address: str | None) -> str:
+    """Return the command that sets the upstreams of the member at `address`. It replaces the list."""
+    return f"`flowstone config {for_command(address)} replication=URI,URI,…` with all upstreams"
+
+
+def set_replication_again(address: str | None) -> str:
+    """Return the command after which the member at `address` retries the upstreams that it has given up."""
+    return f"`flowstone config {for_command(address)} --reconnect`"
+
+
+def call(address: str | None, function: str, *arguments: str) -> str:
+    """Return the command that calls a function of the member at `address`. An argument may be any text of a server."""
+    words = ["ARGUMENT" if "`" in text else shlex.quote(text) for text in arguments]
+    return f"`flowstone call {' '.join((for_command(address), function, *words))}`"
 
 
 def for_command(address: str | None) -> str:

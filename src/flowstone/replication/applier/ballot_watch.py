@@ -21,7 +21,8 @@ from flowstone.replication.row_stream import REPLY_SIZE_MAX, RowStream
 
 
 def decode_vote(response: Response, greeting: Greeting) -> Ballot | None:
-    """Return the ballot in the reply to VOTE; None if the server does not support VOTE. Raise any other error of it."""
+    """Return the ballot in the reply to VOTE; None if the server does not support VOTE. Raise any other error of the
+    peer."""
     if response.is_error:
         error = response.error()
         if not isinstance(error, errors.UnknownRequestType):

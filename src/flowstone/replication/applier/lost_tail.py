@@ -57,7 +57,7 @@ class LostTails:
             self._losses[uuid] = _Loss(number, kept, last)
             return TailLost(
                 f"{peer} has lost its rows {has + 1}…{last}: its vclock is {theirs}, ours {ours}",
-                hint="let it fetch them from a member that has them, or rejoin it",
+                hint="let the peer receive the rows from a member that has them, or rejoin the peer",
                 may_come_back=True,
             )
         # Accept exactly the last lost row: a peer past it may have written new rows under the lost LSNs.
@@ -67,7 +67,7 @@ class LostTails:
         return TailLost(
             f"{peer} had lost its rows {loss.kept + 1}…{loss.last} and has written new rows since, possibly under the"
             f" same LSNs: its vclock is {theirs}, ours {ours}",
-            hint="compare its data with ours; then rejoin it, or set `replication` again to follow it as it is",
+            hint="compare the peer's data with ours; then rejoin the peer, or set `replication` again to follow it",
         )
 
     def acknowledged(self, number: int, vclock: VClock) -> None:

@@ -145,7 +145,7 @@ Event = (
 
 
 class _Due(Enum):
-    """What the peer has to send next."""
+    """The data that the peer has to send next."""
 
     GREETING = "greeting"
     FEATURES = "answer to ID"
@@ -169,7 +169,7 @@ _MARKERS: Final = (RequestType.JOIN_META.value, RequestType.JOIN_SNAPSHOT.value)
 
 
 class Place(Protocol):
-    """Where the rows go: its id, and the position up to which it has them."""
+    """The receiver of the rows: its id, and the position up to which it has the rows."""
 
     @property
     def replica_id(self) -> int: ...
@@ -532,7 +532,7 @@ class ApplierProtocol:
         return True
 
     def _between_rows(self, row: Row) -> None:
-        """Handle a packet without an LSN: each counts as a heartbeat, whatever its type."""
+        """Handle a packet without an LSN: each counts as a heartbeat, regardless of its type."""
         if row.type == _RAFT:
             self._events.append(RaftHeard(row))
         # 2.6 takes a packet of any type without an LSN for a heartbeat, so an unknown type must not end the connection.

@@ -1,7 +1,7 @@
 """Checks of received rows, before any of them is applied, stored or forwarded.
 
 A stream of valid packets may still contain rows that no master sends. The checks are pure, and the same for the node,
-`follow` and the archive. Whether a row matches the data is checked when it is applied.
+`follow` and the archive. When a row is applied, it is also checked against the data.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def check_name(peer: str, replica_id: int, own_id: int) -> None:
     """Raise RowRefused if `peer` answers SUBSCRIBE with the id of this instance; 0 stands for any anonymous replica."""
     if replica_id and replica_id == own_id:
         raise RowRefused(
-            f"{peer} claims replica id {replica_id}, which is this instance",
-            hint="check that _cluster is the same there, then restart replication from it",
+            f"{peer} claims replica id {replica_id}, which is the id of this instance",
+            hint="check that _cluster is the same on both instances, then restart replication from the peer",
         )
 
 

@@ -60,7 +60,7 @@ from flowstone.replication.vclock import VClock
 
 
 class ApplierState(Enum):
-    """The state of an applier. The values are those of `box.info.replication[n].upstream.status`."""
+    """The state of an applier. `box.info.replication[n].upstream.status` has the same values."""
 
     OFF = "off"
     CONNECT = "connect"

@@ -117,7 +117,7 @@ def queue_full() -> TarantoolError:
 
 
 def promoted_first(owner_id: int) -> TarantoolError:
-    """Return the error of a promotion or demotion of ours that was overtaken by that of `owner_id`."""
+    """Return the error of a local promotion or demotion that was overtaken by a promotion of `owner_id`."""
     return errors.InterferingPromote(f"Instance with replica id {owner_id} was promoted first")
 
 

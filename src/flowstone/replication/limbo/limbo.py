@@ -1,18 +1,18 @@
 """The limbo (synchro queue): transactions that wait for a verdict before they commit, as a pure state machine.
 
-It relies on a journal that writes what it is given, and reports the outcomes, in order. It never writes itself, reads
-no clock, and only commits or undoes transactions. Terms come from Raft; what a term means for the queue is decided
-here. The rules are in docs/spec/synchro.md#limbo.
+It relies on a journal that writes rows and reports the outcomes, in order. The limbo never writes itself, reads no
+clock, and only commits or undoes transactions. Terms come from Raft; this module decides their effect on the queue. The
+rules are in docs/spec/synchro.md#limbo.
 
 Theory of operation
 -------------------
 
 A synchronous transaction is applied and logged at once, but commits only when a quorum has it. One member, the owner of
 the limbo, decides that. It counts ACKs and writes verdicts: CONFIRM commits its entries up to an LSN; ROLLBACK, after a
-timeout, undoes those from an LSN on. Every instance runs this machine; those that are not the owner apply the verdicts
-they receive. PROMOTE makes its origin the owner, DEMOTE leaves no owner, and either decides all pending entries. In 2.6
-the instance that writes to the empty queue is the owner. The states are those of an entry (`queue.State`) and of
-the limbo (`state.py`: owner, frozen, busy).
+timeout, undoes its entries from an LSN on. Every instance runs this machine. Instances that are not the owner apply the
+verdicts they receive. PROMOTE makes its origin the owner, DEMOTE leaves no owner, and either decides all pending
+entries. In 2.6 the instance that writes to the empty queue is the owner. `queue.State` has the states of an entry,
+`state.py` the states of the limbo (owner, frozen, busy).
 
 Input is method calls: transactions, outcomes of the journal, ACKs, control rows of other instances, terms, commands and
 time. Output is the actions they return (`actions.py`), to be carried out in order. After each event, `_advance`
@@ -131,8 +131,8 @@ class Limbo(LimboState[T]):
     ) -> list[Action[T]]:
         """Start from the end of a recovered log: with its `state` and the `pending` entries, all of which are written.
 
-        `former` and `voids` are those of `Tenures`; without them more histories look like a split brain. In 2.11 the
-        queue stays frozen until the next PROMOTE or DEMOTE, because other members may have decided about it meanwhile.
+        `former` and `voids` come from `Tenures`; without them more histories look like a split brain. In 2.11 the queue
+        stays frozen until the next PROMOTE or DEMOTE, because other members may have decided about it meanwhile.
         """
         self._owner_id, self._term = state.owner_id, state.term
         self._confirmed = VClockBuilder(state.confirmed_vclock)
@@ -191,8 +191,8 @@ class Limbo(LimboState[T]):
 
         The rules: docs/spec/synchro.md#term-filter.
 
-        `lsn` and `flags` are those of its last row. `was_control`: the transaction is a NOP that replaces a control
-        row. A transaction of NOPs, received or made here, never enters the queue.
+        `lsn` and `flags` come from its last row. `was_control`: the transaction is a NOP that replaces a control row. A
+        transaction of NOPs, received or made here, never enters the queue.
         """
         # The row that is being written may change the owner and the term, and with them the answer.
         self._check_not_busy()
@@ -636,8 +636,8 @@ class Limbo(LimboState[T]):
         """Decide the queue of a dead owner, in 2.6; ends with Cleared.
 
         The owner's own verdicts have twice the timeout to arrive. Then the entries that a quorum has are confirmed on
-        behalf of the owner, and the rest is rolled back; all of them if fewer members than a quorum have sent ACKs. A
-        live queue of our own, whose clients are waiting, is not cleared.
+        behalf of the owner, and the others are rolled back. If fewer members than a quorum have sent ACKs, all entries
+        are rolled back. A live queue of our own, whose clients are waiting, is not cleared.
         """
         if self._has_transfers:
             raise errors.Unsupported("Dialect 2.11 does not support clear_synchro_queue; use box.ctl.promote()")

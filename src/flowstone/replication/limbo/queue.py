@@ -209,7 +209,7 @@ class LimboQueue(Generic[T]):
     def confirm(self, lsn: int) -> tuple[LimboEntry[T], ...]:
         """Remove the synchronous entries up to `lsn` and the asynchronous ones directly after them.
 
-        Return those that are committed by this, in order. An asynchronous entry that is not written yet was submitted
+        Return the entries that this commits, in order. An asynchronous entry that is not written yet was submitted
         while the verdict was being written: it is released, and commits with its own write.
         """
         committed: list[LimboEntry[T]] = []

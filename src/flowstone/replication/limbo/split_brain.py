@@ -1,7 +1,7 @@
 """Split brain detection: whether rows of another instance match our history of the synchronous queue.
 
-The filters are those of 2.11 (docs/spec/synchro.md#split-brain-filter), as functions of a row and a `QueueHistory`;
-they change no state. A row is accepted; or replaced by a NOP, because it decides nothing new; or rejected with
+It has the filters of 2.11 (docs/spec/synchro.md#split-brain-filter), as functions of a row and a `QueueHistory`; they
+change no state. A row is accepted; or replaced by a NOP, because it decides nothing new; or rejected with
 ER_SPLIT_BRAIN, because two owners have decided independently. The error has the text of real servers, and its hint has
 both histories.
 """
@@ -175,7 +175,7 @@ def _is_overtaken(body: Promote | Demote, history: QueueHistory) -> bool:
 def _has_missed_nothing(body: Promote | Demote, history: QueueHistory) -> bool:
     """Return True if the new owner was elected without knowing the present one, which has committed nothing.
 
-    This is the case of `_is_overtaken` on the other side.
+    On the other side, `_is_overtaken` detects the same case.
     """
     return body.term > history.term and (body.owner_id, body.lsn) in history.former
 

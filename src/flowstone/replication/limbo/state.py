@@ -85,7 +85,7 @@ class LimboState(Generic[T]):
 
     @property
     def rollback_count(self) -> int:
-        """The number of transactions undone since the start, including those whose write failed."""
+        """The number of transactions undone since the start, including transactions whose write failed."""
         return self._queue.rollback_count
 
     @property
@@ -130,7 +130,7 @@ class LimboState(Generic[T]):
     def is_in_rollback(self) -> bool:
         """True if a row that may roll back the queue is being written or held.
 
-        A transaction that entered now could not be distinguished from those that the row decides.
+        A transaction that entered now could not be distinguished from the transactions that the row decides.
         """
         requests = self._held if self._writing is None else (self._writing, *self._held)
         return any(not isinstance(request.body, Confirm) for request in requests)

@@ -1,7 +1,7 @@
 """Choice of the peer to join: for an instance without data, and for one whose upstreams have deleted the logs it needs.
 
-The rules are those of real servers (docs/spec/replication.md#bootstrap-leader). They work on the ballots of the peers.
-Candidates are always considered in the order of their UUIDs, so that all members make the same choice.
+They follow the rules of real servers (docs/spec/replication.md#bootstrap-leader). They work on the ballots of the
+peers. Candidates are always considered in the order of their UUIDs, so that all members make the same choice.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def configured_rule(leader: str) -> Rule:
 
 
 def named_leader(candidates: Iterable[Candidate], leader: str) -> Candidate | None:
-    """Return the candidate that `bootstrap_leader` names; None if there is none. Of a URI only the address counts."""
+    """Return the candidate that `bootstrap_leader` names; None if there is none. Only the address in a URI is
+    compared."""
     names = (leader, leader.lower(), _address(leader))
     for candidate in _in_order(candidates):
         if candidate.address in names or str(candidate.uuid) in names or candidate.ballot.instance_name == leader:
@@ -124,7 +125,8 @@ def supervised_rule(candidates: Iterable[Candidate]) -> Candidate | None:
 def rejoin_source(candidates: Iterable[Candidate], vclock: VClock) -> Candidate | None:
     """Return the peer to rejoin from if no candidate still has the logs after `vclock`.
 
-    Return None if a candidate still has them, or if no candidate has all our rows: rows that it lacks would be lost.
+    Return None if a candidate still has these logs. Also return None if no candidate has all our rows, because the
+    missing rows would be lost.
     """
     source: Candidate | None = None
     for candidate in _in_order(candidates):
@@ -139,10 +141,10 @@ def rejoin_source(candidates: Iterable[Candidate], vclock: VClock) -> Candidate 
 
 
 def followable(candidates: Iterable[Candidate], registered: Collection[UUID]) -> list[Candidate]:
-    """Return the candidates that can be followed: members and anonymous replicas, not those that were expelled.
+    """Return the candidates that can be followed: members and anonymous replicas, but no expelled members.
 
-    Members are those that the ballot of the most advanced candidate names, or else (2.6) those in our own `_cluster`,
-    `registered`. If none is left, all are returned.
+    The ballot of the most advanced candidate names the members. If it names none (2.6), `registered`, from our own
+    `_cluster`, names them. If none is left, all are returned.
     """
     ordered = _in_order(candidates)
     telling = [each.ballot for each in ordered if each.ballot.registered_uuids]

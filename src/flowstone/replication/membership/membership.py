@@ -69,7 +69,7 @@ NO_FOLLOWERS: Final = "Instance that was expelled from its replica set does not 
 NO_SNAPSHOTS: Final = "Instance that was expelled from its replica set does not support snapshots"
 """Answer of an expelled instance to `box.snapshot()`: a snapshot would not show that the instance was a member.
 
-Its log does, and is no longer written.
+Only the log shows it, and nothing more is written to the log.
 """
 
 LOSSES_MAX: Final = 10
@@ -101,8 +101,8 @@ def unregistered(instance_uuid: UUID, replicaset_uuid: UUID | None, *, was_membe
 def not_anonymous(instance_uuid: UUID) -> TarantoolError:
     """Return the error that ends the start, with `replication_anon`, of an instance that was expelled.
 
-    Its own rows may be missing on other members, or have the same LSNs as rows of a member that got its id later: an
-    anonymous replica would keep the former and skip the latter.
+    Its own rows may be missing on other members, or have the same LSNs as rows of a member that got its id later. An
+    anonymous replica would keep its own rows and skip the rows of that member.
     """
     text = f"Incorrect value for option 'replication_anon': replica {instance_uuid} was a member of its replica set"
     return errors.Cfg(text, hint=f"to make it an anonymous replica, {_DELETE}")
@@ -194,7 +194,7 @@ class Standing:
         self.is_new = self.is_new or (self._was_member and not before)
 
     def admit(self, slab: Slab, ours: VClock, own_id: int) -> tuple[Slab, Slab | None]:
-        """Check the peer and its rows; return those that may be applied now, and the rest, as `split` does.
+        """Check the peer and its rows; return the rows that may be applied now, and the rest, as `split` does.
 
         `own_id` is the id of this instance at vclock `ours`. Raise NotAMember, or OwnRowRefused for a row of our own
         that we do not know, except rows that we lost and the peer is known to have.
@@ -206,7 +206,7 @@ class Standing:
         return part, rest
 
     def split(self, slab: Slab, ours: VClock) -> tuple[Slab, Slab | None]:
-        """Return the transactions that may be applied now, and the rest, to be split again when those are applied.
+        """Return the transactions that may be applied now, and the rest, to be split again when the former are applied.
 
         The rest begins with a transaction whose originator is not a member: rows before it may register the originator.
         Raise NotAMember if the slab begins with such a transaction.

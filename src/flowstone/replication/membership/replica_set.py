@@ -73,7 +73,7 @@ class MemberSet:
     # --- members ---
 
     def set_members(self, members: Iterable[tuple[int, UUID]]) -> dict[UUID, int]:
-        """Set the members listed in `_cluster`; return those that are no longer listed."""
+        """Set the members listed in `_cluster`; return the members that are no longer listed."""
         before = self.ids
         self.members = dict(sorted(members))
         self.ids = {uuid: replica_id for replica_id, uuid in self.members.items()}

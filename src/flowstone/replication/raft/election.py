@@ -40,7 +40,8 @@ and the candidate's vclock is compared again before the vote is written.
 Invariants:
 
 - A member votes at most once per term, and never for a candidate that lacks a row which the member wrote before that
-  term. Rows that it wrote later need not count: its ACKs of them carry the term, which stops the leader that waits.
+  term. Rows that the voter wrote later need not count: its ACKs for these rows carry the term, which stops the waiting
+  leader.
 - A leader has the votes of a quorum. If a quorum is more than half of the members, a term has at most one leader, and
   the leader has every row that a quorum has acknowledged.
 - A term or vote is shown to other members only after it is on disk.
@@ -65,7 +66,7 @@ class RaftError(RemoteProtocolError):
 
 
 class ElectionState(IntEnum):
-    """The state of an instance in the current term; the numbers are those of RAFT rows."""
+    """The state of an instance in the current term; the numbers are the same as in RAFT rows."""
 
     FOLLOWER = 1
     CANDIDATE = 2
@@ -103,7 +104,7 @@ class Fencing(Enum):
 
 
 class Wait(Enum):
-    """What the member waits for until the deadline; the values are used in notes."""
+    """The event that the member awaits until the deadline; notes contain the values."""
 
     LEADER_DEATH = "a heartbeat of the leader"
     LEADER_FOUND = "a leader"

@@ -39,8 +39,8 @@ MAX_SHIFT: Final = 0.1
 class Raft:
     """One member. After each event, call `ready()` until it is false; call `tick` at `deadline`.
 
-    `now` is monotonic time in seconds; `random` returns numbers in [0, 1). `term` and `vote` are those recovered from
-    the log or the snapshot. An anonymous instance has the id 0 and only keeps up with terms.
+    `now` is monotonic time in seconds; `random` returns numbers in [0, 1). `term` and `vote` were recovered from the
+    log or the snapshot. An anonymous instance has the id 0 and only keeps up with terms.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Raft:
         """The members, including this one, that report hearing the leader of this term."""
         self._candidate_vclock: VClock | None = None
         self._is_cfg_candidate = False
-        """May start elections. `_is_candidate`: runs in this term, perhaps only because of `promote`."""
+        """True if this instance may start elections. `_is_candidate` is also true for a term begun by `promote`."""
         self._is_candidate = False
         self._is_writing = False
         """Term or vote are not on disk yet: until they are, the machine is a follower without a timer."""

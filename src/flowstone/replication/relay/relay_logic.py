@@ -1,8 +1,8 @@
 """The master's side of replication, as pure logic: request checks, row filter, heartbeats, acknowledgements.
 
 `node/downstream/relays.py` and `node/downstream/relay_stream.py` own the connections and the log, and call these parts.
-Nothing here sends a byte, reads a file or reads a clock. The checks are those of docs/spec/replication.md#join-checks
-and docs/spec/replication.md#subscribe-checks.
+Nothing here sends a byte, reads a file or reads a clock. docs/spec/replication.md#join-checks and
+docs/spec/replication.md#subscribe-checks specify the checks.
 
 Theory of operation
 -------------------
@@ -10,8 +10,7 @@ Theory of operation
 A relay sends the log of this instance to one replica, from SUBSCRIBE until the connection ends. Four parts decide what
 it does; they share no state:
 
-- `refusal` checks a request (JOIN, FETCH_SNAPSHOT, REGISTER, SUBSCRIBE) against the `RelayFacts` of the moment, in the
-order
+- `refusal` checks a request (JOIN, FETCH_SNAPSHOT, REGISTER, SUBSCRIBE) against the current `RelayFacts`, in the order
   of real servers. It returns the error to answer with, or None to serve the request.
 - `RowFilter` takes positions and slabs of our log and returns the rows to send.
 - `Pulse` takes the times of sent and received packets and returns when the next heartbeat is due, and when the replica
@@ -55,7 +54,7 @@ from flowstone.xlog.meta import LSN_MAX
 
 
 class RelayState(Enum):
-    """The state of the relay to one replica. The values are those of `box.info.replication[n].downstream.status`."""
+    """The state of the relay to one replica. `box.info.replication[n].downstream.status` has the same values."""
 
     OFF = "off"  # the replica has not subscribed since this instance started
     FOLLOW = "follow"
@@ -77,7 +76,7 @@ RequestOfReplica = Join | FetchSnapshot | Register | Subscribe
 
 @dataclass(frozen=True, slots=True)
 class RelayFacts:
-    """What the master knows about itself and about the requesting replica at the time of a request."""
+    """Facts about the master and the requesting replica at the time of a request."""
 
     is_2_6: bool
     instance_uuid: UUID
@@ -279,10 +278,11 @@ def xlog_gap(have: VClock, need: VClock, *, is_2_6: bool) -> TarantoolError:
 
 
 class RowFilter:
-    """Selects the rows of our log for one replica: per originator, those after the known LSN, up to a limit.
+    """Selects the rows of our log for one replica: per originator, the rows after the known LSN, up to a limit.
 
-    The limit is 0 for originators that the replica excluded (`left_out`). For its own rows it is the last one we had
-    when it subscribed (`own_lsn_max`): later ones came from the replica itself. Local rows (id 0) are never sent.
+    The limit is 0 for originators that the replica excluded (`left_out`). For the replica's own rows, the position is
+    the last row that we had when it subscribed (`own_lsn_max`), because later rows came from the replica itself. Local
+    rows (id 0) are never sent.
     """
 
     def __init__(
@@ -397,7 +397,7 @@ class Pulse:
 
 
 class Acked:
-    """What a replica has acknowledged. The vclock never decreases, even if a later ACK is lower."""
+    """The position that a replica has acknowledged. The vclock never decreases, even if a later ACK is lower."""
 
     def __init__(self, vclock: VClock) -> None:
         self.vclock = vclock.without_zero()

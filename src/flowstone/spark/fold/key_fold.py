@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.format import TupleFormat
-from flowstone.box.update.kernels import scratch, update_bound, update_tuples
+from flowstone.box.update.bulk import scratch, update_bound
+from flowstone.box.update.kernels import update_tuples
 from flowstone.box.update.update import Operation, UpdateRules, decode_operations, update_raw, upsert_raw
 from flowstone.columns.arrow_columns import MOMENT
 from flowstone.columns.sort_keys import sort_keys
@@ -101,7 +102,7 @@ def fold(
 
     `old` has the tuples (columns of OLD) of the keys of `keys_needing_old`, as far as they exist. Changes that
     certainly have no effect, such as an UPDATE of a missing tuple, are left out. `rules` are the rules of UPSERT, by
-    default those of 2.11. `is_sorted` states that the changes are already sorted by key, version and LSN.
+    default the rules of 2.11. `is_sorted` states that the changes are already sorted by key, version and LSN.
     """
     ordered = _Ordered.of(changes, is_sorted=is_sorted)
     if not len(ordered.codes):
@@ -387,7 +388,7 @@ def _by_key(states: pa.Table) -> pa.Table:
 
 
 def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as one array, whatever its number of chunks."""
+    """Return a chunked column as one array."""
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -94,7 +94,8 @@ def sequence_rows(
 ) -> list[Row]:
     """Return the tuples of `_sequence_data` at `position`.
 
-    `sequences` are the tuples of `_sequence` at `position`, `logged` those of `_sequence_data` as the log has them.
+    `sequences` are the tuples of `_sequence` at `position`, `logged` the tuples of `_sequence_data` according to the
+    log.
     """
     found = {
         definition.id: box_sequence.Sequence(definition) for definition in map(box_sequence.read_sequence, sequences)

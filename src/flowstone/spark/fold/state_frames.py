@@ -71,10 +71,10 @@ _TYPES: Final = {"insert": 2, "replace": 3, "update": 4, "delete": 5, "upsert": 
 
 @dataclass(frozen=True)
 class SpacePlan:
-    """How to fold the rows of a space between a snapshot and a position.
+    """The plan for folding the rows of a space between a snapshot and a position.
 
-    Rows at or before `void` do not count: the space was truncated, dropped or recreated there. `rekeyed` has the
-    later places at which the primary key was altered.
+    Rows at or before `void` are ignored, because the space was truncated, dropped or recreated at `void`. `rekeyed`
+    lists the later positions at which the primary key was altered.
     """
 
     definitions: FoldDefinitions

@@ -1,1 +1,2 @@
-"""Logs as planned by Spark jobs: which bytes of which files have the changes between two settled positions."""
+"""Plans for Spark jobs that read logs: the files and byte ranges that contain the changes between two settled
+positions."""

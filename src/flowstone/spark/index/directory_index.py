@@ -122,7 +122,7 @@ class DirectoryRuns:
         if not self._reached <= start:
             raise OverlappingLogs(
                 f"{path} starts at {start}, but the log before it ends at {self._reached}",
-                hint="the directory has logs of two histories; remove those of one",
+                hint="the directory has logs of two histories; remove the logs of one history",
             )
         missing = self._reached.missing_rows(start)
         self._gaps.append(
@@ -163,7 +163,7 @@ def _decoded(chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Slab]]:
 
 
 def _logs_from_first_snapshot(listed: LogDirectory) -> list[ListedFile]:
-    """Return the logs without those before the first snapshot: the definitions at their beginning are unknown."""
+    """Return the logs from the first snapshot on; for earlier logs, the definitions at their beginning are unknown."""
     if not listed.snapshots:
         return list(listed.logs)
     first = listed.snapshots[0].signature

@@ -1,4 +1,4 @@
-"""The contents of a Limestone data directory by epoch: which pieces of which files, without keys and values.
+"""An index of a Limestone data directory: the pieces of files that belong to each epoch, without keys and values.
 
 The driver walks the log files once with a compiled kernel, and then only what is appended; executors read the pieces. A
 directory may be read while a master writes it: the durable epoch is read before the files, so the files completely
@@ -66,10 +66,11 @@ class PiecePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class PieceSlice:
-    """Pieces of one file that one task reads. `number` ranks the files: of equal versions, that of the last file wins.
+    """Pieces of one file that one task reads.
 
-    `is_compacted` marks a compacted file: entries of any log are newer than its entries. Sessions after epoch `limit`
-    are also in another file, and count there.
+    `number` is the rank of the file: of two entries with equal versions, the entry of the file with the higher rank
+    wins. `is_compacted` marks a compacted file: entries of any log are newer than its entries. Sessions after epoch
+    `limit` are skipped here, because another file contains them too.
     """
 
     directory: str
@@ -296,7 +297,7 @@ class LimestoneIndex:
         if epoch < self.horizon and self.earliest:
             raise EpochLost(
                 f"{self.directory}: the state at epoch {epoch} was removed by compaction",
-                hint=f"the oldest state is that of epoch {self.horizon}",
+                hint=f"the oldest available state is at epoch {self.horizon}",
             )
 
     def can_show(self, epoch: int) -> bool:

@@ -96,7 +96,7 @@ def any_space() -> SpaceDefinition:
 
 def tuple_column(chunk: EntryChunk, rows: Rows) -> pa.Array:
     """Return entries about keys as MessagePack tuples; the value of a remove is empty."""
-    table = np.ascontiguousarray(chunk.table)
+    table = chunk.table
     sizes = [table[end, rows] - table[start, rows] for start, end in ((KEY_AT, KEY_END), (VALUE_AT, VALUE_END))]
     room = (
         int(sum(each.sum() for each in sizes)) + TUPLE_ROOM * len(rows) + BLOB_ROOM * int(table[BLOB_COUNT, rows].sum())

@@ -26,8 +26,8 @@ from flowstone.limestone.format.entry_table import (
     TYPE,
     Bytes,
     Table,
-    walk_table,
 )
+from flowstone.limestone.format.entry_table_kernels import walk_table
 
 Mask = NDArray[np.bool_]
 
@@ -39,7 +39,8 @@ ENTRY_SIZE_MIN: Final = 9
 """The size of a marker."""
 
 OUTSIDE, VALID, VOID = 0, 1, 2
-"""What a marker begins: no session; a session that counts if its epoch is durable; a session that never counts."""
+"""States after a marker: outside a session; in a session that counts if its epoch is durable; in a session that never
+counts."""
 
 _WRONG: Final = 3
 _STATES: Final = np.zeros(256, np.uint8)
@@ -61,7 +62,7 @@ class EntrySession(NamedTuple):
 class EntryChunk:
     """Consecutive whole entries. `base` is the file offset of `buf`, `end` the file offset after the last entry.
 
-    `epochs` and `states` are those of each entry's session; for a marker, of the session that it begins. `before` and
+    `epochs` and `states` describe the session of each entry; for a marker, the session that it begins. `before` and
     `session` are the sessions before the first entry and after the last. `stopped`: the walk ends here, because the
     rest is no entry (OTHER) or an incomplete one (NEED).
     """

@@ -31,7 +31,8 @@ from flowstone.spark.index.log_runs import Added, ArchiveRuns, DirectoryFacts, R
 from flowstone.spark.index.schema_epochs import SchemaEpochs, newest
 from flowstone.spark.sources.options import AsOf
 from flowstone.spark.sources.stream_order import Range, StreamPlace, Withdrawn, commit_times
-from flowstone.xlog.block import FIXHEADER_SIZE, decode_fixheader
+from flowstone.xlog.block import decode_fixheader
+from flowstone.xlog.block_table import FIXHEADER_SIZE
 from flowstone.xlog.reader import LogFile
 
 SLICE_SIZE = 8 * 1024 * 1024
@@ -60,9 +61,9 @@ class NoImages(FlowstoneError):
 class Slice:
     """Bytes `offset` to `end` of the file `path`; both are block boundaries.
 
-    `before` is the place before the first row, and `definitions` are those in force there. In a snapshot, all rows are
-    at the place `before`. Where executors do not share the file system, `data` holds the bytes themselves, or `remote`
-    names the server that sends them. Picklable, because slices are sent to executors.
+    `before` is the position before the first row, and `definitions` are the definitions in force at that position. In a
+    snapshot, all rows are at the place `before`. Where executors do not share the file system, `data` holds the bytes
+    themselves, or `remote` names the server that sends them. Picklable, because slices are sent to executors.
     """
 
     path: str
@@ -154,7 +155,7 @@ class ArchiveIndex:
             self._schema.forget(self.earliest if oldest is None else oldest.common(self.earliest))
 
     def _begin(self, position: VClock) -> None:
-        """Restart the definitions at `position`."""
+        """Reload the definitions in force at `position`."""
         self._schema.begin(position, self.facts.defined_at(position))
         self._begun_at = position
 
@@ -463,8 +464,8 @@ class ArchiveIndex:
     def format_changes(self, space_id: int, start: VClock, end: VClock) -> list[FormatChange]:
         """Return where the columns of a space change after `start` and up to `end`.
 
-        A dropped space has no more rows; a space created again under the same name is a different space. A space counts
-        as existing once it has a primary key, because nothing can be written before that.
+        After a space is dropped, it has no further rows; a space created again under the same name is a different
+        space. A space counts as existing once it has a primary key, because nothing can be written before that.
         """
         found: list[FormatChange] = []
         was = self.last_definition(start, space_id)

@@ -37,7 +37,7 @@ class SnapshotFile:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFacts:
-    """What is known about a directory besides its runs.
+    """Facts about a directory, besides its runs.
 
     `reached` is the position that its files reach, `settled` the position up to which they are settled. `known_until`
     is the time up to which no row after the last one is missing; None if it was not recorded.

@@ -143,7 +143,7 @@ class SchemaEpochs:
 
 
 def defining(slab: Slab, rows: Cells) -> Cells:
-    """Return those of `rows` that define spaces and indexes."""
+    """Return the rows among `rows` that define spaces and indexes."""
     space_ids = slab.cells[scan.SPACE_ID, rows]
     found: Cells = rows[(space_ids == SPACE_ID) | (space_ids == INDEX_ID)]
     return found

@@ -74,7 +74,7 @@ _KEY_COLUMNS: Final = ("_lsn", "_space_id", "_tuple_msgpack", "_key_msgpack")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What executors need to know about a space that has a table.
+    """The facts about a space with a table that executors need.
 
     The tuples in `old` (None if there are none) include all changes up to `applied`; the table in the lake includes
     all states up to `shown`. The two are equal unless masks keep the exact tuples out of the lake: then `applied` may
@@ -114,7 +114,7 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class Executors:
-    """Where jobs run, and how executors receive the log."""
+    """The session in which jobs run, and the transport of the log to executors."""
 
     spark: SparkSession
     partitions: int
@@ -124,7 +124,7 @@ class Executors:
 
 
 class BatchJob(Protocol):
-    """What a mirror reads of a log: the changes of a batch, and snapshots."""
+    """Reads a log for a mirror: the changes of a batch, and snapshots."""
 
     @property
     def log(self) -> Log: ...
@@ -329,7 +329,7 @@ def by_space(found: pa.Table) -> dict[int, FoldedTable]:
 def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
     """Return the space that loses its rows when this row of `_space` or `_index` is deleted, or None.
 
-    Of `_index` only the row of the primary key counts.
+    Only the primary key's row of `_index` matters.
     """
     return key[0] if system_space == SPACE_ID or key[1] == 0 else None
 

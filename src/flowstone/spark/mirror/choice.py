@@ -102,8 +102,8 @@ class MirrorChoice:
     def check_excluded(self, schemas: Sequence[Schema], accepted: Collection[str] = ()) -> None:
         """Raise WrongChoice for an excluded name that no space has: a misspelled space would be mirrored.
 
-        `schemas` are those of all sources. `accepted` are names that were checked when the lake was created; a space
-        that has been dropped since then does not keep the mirror from restarting.
+        `schemas` are the schemas of all sources. `accepted` are names that were checked when the lake was created; a
+        space that has been dropped since then does not keep the mirror from restarting.
         """
         for name in self.excluded:
             if str(name) in accepted or any(schema.get(name) is not None for schema in schemas):

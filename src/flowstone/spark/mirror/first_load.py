@@ -9,6 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flowstone.lake.misfits import MisfitRows
 from flowstone.lake.table_files import FILE_SIZE, TableFiles
 from flowstone.lake.table_schema import LakeSchema, prefixed
 from flowstone.spark.worker_errors import clear_errors
@@ -20,19 +21,25 @@ LOADED: Final = pa.schema(
         pa.field("size", pa.int64()),
         pa.field("row_count", pa.int64()),
         pa.field("statistics", pa.string()),
+        pa.field("misfits", pa.binary()),
     ]
 )
-LOADED_DDL: Final = "space_id BIGINT, path STRING, size BIGINT, row_count BIGINT, statistics STRING"
+LOADED_DDL: Final = "space_id BIGINT, path STRING, size BIGINT, row_count BIGINT, statistics STRING, misfits BINARY"
+"""Files, and misfits as an Arrow stream. A row without a path has misfits only."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """Destination of the rows of one space in a first load. `states` are the history columns, equal in all rows."""
+    """Destination of the rows of one space in a first load. `states` are the history columns, equal in all rows.
+
+    Misfits are collected if `keeps_misfits`; otherwise they are errors.
+    """
 
     files: TableFiles
     schema: LakeSchema
     prefix: bytes
     states: dict[str, Any] | None = None
+    keeps_misfits: bool = False
 
 
 class RowsToFiles:
@@ -76,7 +83,9 @@ class RowsToFiles:
                 name: pa.repeat(pa.scalar(value, kinds.field(name).type), len(rows))
                 for name, value in target.states.items()
             }
-        filled = target.schema.rows(prefixed(target.prefix, rows.column("sort_key")), rows.column("tuple"), states)
+        keys = prefixed(target.prefix, rows.column("sort_key"))
+        misfits = MisfitRows() if target.keeps_misfits else None
+        filled = target.schema.rows(keys, rows.column("tuple"), states, misfits=misfits, origins={})
         written = target.files.write_split(filled, None if states is None else True, self.size)
         return pa.RecordBatch.from_pylist(
             [
@@ -88,9 +97,23 @@ class RowsToFiles:
                     "statistics": each.statistics,
                 }
                 for each in written
-            ],
+            ]
+            + [{"space_id": space_id, "misfits": _stream_of(each)} for each in (misfits.new if misfits else ())],
             schema=LOADED,
         )
+
+
+def _stream_of(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(sink.getvalue())
+
+
+def misfits_of(stream: bytes) -> pa.Table:
+    """Return the misfits that a task sent."""
+    with pa.ipc.open_stream(stream) as reader:
+        return reader.read_all()
 
 
 def _by_space(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.Table]]:

@@ -11,13 +11,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from os import PathLike, fspath
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self, get_args
 
 from flowstone.columns.arrow_columns import ColumnOptions
 from flowstone.lake.masks import Masking, MaskKind
 from flowstone.spark.index.slice_bytes import Transport
-from flowstone.spark.mirror.choice import MirrorChoice
-from flowstone.spark.mirror.mirror_run import KEEP_HOURS, LakePlace, MirrorOptions, MirrorRun
+from flowstone.spark.mirror.choice import MirrorChoice, WrongChoice
+from flowstone.spark.mirror.field_types import FieldTypes
+from flowstone.spark.mirror.mirror_run import KEEP_HOURS, LakePlace, MirrorOptions, MirrorRun, OnMisfit
 from flowstone.spark.mirror.progress import MirrorEvent, MirrorStopped
 from flowstone.spark.mirror.start_checks import Source, check_start, parse_source
 from flowstone.spark.spark_session import session_for
@@ -40,8 +41,8 @@ class Mirror:
 
     Args:
         sources: A live replica set (`[user[:password]@]host:port`, members separated by commas), or the directory of an
-            archive, of `.snap` and `.xlog` files, or of Limestone data. With several sources, each table has the rows
-            of all of them. Users of live sources need the role `replication`.
+            archive, of `.snap` and `.xlog` files, or of Limestone data. With several sources, each table contains the
+            rows of all sources. Users of live sources need the role `replication`.
         lake: Path or URL of the directory for the tables.
         spark: Session to use. By default, the running session of this process is used, or one is started.
         on_event: Called with each event, also from threads that receive the log.
@@ -52,6 +53,10 @@ class Mirror:
         unsigned_as: Column type of unsigned fields.
         decimal_scale: Store decimals with this many digits after the point, not as text.
         strings_as: Column type of string fields; binary also holds values that are not UTF-8.
+        types: Column types by `SPACE.FIELD`, such as `{"orders.id": "decimal(20,0)"}`; other columns have the types
+            that the options above choose.
+        retype: Change the types of columns of a lake, in the same form. Their tables are rewritten from the tuples when
+            a run starts.
         mask: Masks by `SPACE.FIELD`, such as `{"users.email": "sha256"}`. They need `spool`.
         mask_salt: Key that turns sha256 into an HMAC.
         spool: Directory that keeps the log of live sources until it is in the lake and, with masks, the unmasked tuples
@@ -64,6 +69,8 @@ class Mirror:
         vacuum_after: Hours after which the files of older table versions are removed; 0: never.
         transport: How executors receive the log; `file` requires a directory that they share.
         transport_address: Address of this machine from which executors fetch the log over TCP.
+        on_misfit: `quarantine`: if a value does not fit its column, the column is null, and the quarantine table of the
+            lake gets a row with the value. `stop`: such a value stops the mirror with an error.
         catalog: Register the tables in this schema of Spark's catalog.
         username: User of live sources whose URI names none.
         password: Password of that user.
@@ -75,6 +82,7 @@ class Mirror:
         WrongPlace: The sources, the lake or the spool cannot be used as given.
         WrongChoice: The choice of spaces or columns contradicts itself.
         WrongMask: A mask is invalid.
+        WrongType: A type is invalid.
         UriError: The address of a source is invalid.
 
     Example:
@@ -98,6 +106,8 @@ class Mirror:
         unsigned_as: Literal["int64", "decimal", "double"] = "int64",
         decimal_scale: int | None = None,
         strings_as: Literal["string", "binary"] = "string",
+        types: Mapping[str, str] | None = None,
+        retype: Mapping[str, str] | None = None,
         mask: Mapping[str, MaskKind] | None = None,
         mask_salt: str | None = None,
         spool: str | PathLike[str] | None = None,
@@ -109,6 +119,7 @@ class Mirror:
         vacuum_after: float = KEEP_HOURS,
         transport: Transport = "auto",
         transport_address: str | None = None,
+        on_misfit: OnMisfit = "quarantine",
         catalog: str | None = None,
         username: str | None = None,
         password: str | None = None,
@@ -122,6 +133,8 @@ class Mirror:
             choice=MirrorChoice.of(_listed(space), _listed(exclude), columns or {}),
             masking=Masking.parse([f"{field}={kind}" for field, kind in (mask or {}).items()], mask_salt),
             types=ColumnOptions(unsigned_as, decimal_scale, strings_as),
+            field_types=FieldTypes.of(types or {}),
+            retype=FieldTypes.of(retype or {}),
             history=history,
             trigger_seconds=trigger_seconds,
             max_rows=max_rows,
@@ -132,6 +145,7 @@ class Mirror:
             transport=transport,
             transport_address=transport_address,
             catalog=catalog,
+            on_misfit=checked_on_misfit(on_misfit),
         )
         place = LakePlace.of(
             fspath(lake),
@@ -214,6 +228,14 @@ class Mirror:
 
     def _session(self) -> AbstractContextManager[SparkSession]:
         return session_for(self._running, "flowstone mirror", master=self._master, conf=self._conf)
+
+
+def checked_on_misfit(text: str) -> OnMisfit:
+    """Return the option, or raise WrongChoice."""
+    for known in get_args(OnMisfit):
+        if text == known:
+            return known  # type: ignore[no-any-return]  # one of the literals
+    raise WrongChoice(f"unknown on_misfit {text!r}", hint="use quarantine or stop")
 
 
 def _listed(spaces: int | str | Collection[int | str]) -> Collection[int | str]:

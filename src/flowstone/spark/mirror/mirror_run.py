@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from flowstone.archive.definitions_file import rows_of
 from flowstone.archive.manifest import Lsns
@@ -23,6 +23,7 @@ from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.columns.arrow_columns import ColumnOptions
 from flowstone.lake.masks import Masking
+from flowstone.lake.quarantine import Quarantine, Quarantined
 from flowstone.lake.table_schema import LakeError
 from flowstone.replication.vclock import VClock
 from flowstone.spark.fold.key_fold import upsert_rules
@@ -35,12 +36,14 @@ from flowstone.spark.lake import LakeProgress as Saved
 from flowstone.spark.mirror import progress as events
 from flowstone.spark.mirror.batch import BatchJob, Executors, Truncation
 from flowstone.spark.mirror.choice import MirrorChoice, Spaces, TableChanges, changes_between
+from flowstone.spark.mirror.field_types import FieldTypes
 from flowstone.spark.mirror.sources import DirectorySource, LiveSource, MirrorSource
 from flowstone.spark.mirror.start_checks import (
     Origin,
     OtherSettings,
     Source,
     WrongPlace,
+    effective_types,
     first_snapshot,
     is_local,
     lake_lock,
@@ -56,8 +59,14 @@ from flowstone.spark.spark_session import is_one_process
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+OnMisfit = Literal["quarantine", "stop"]
+"""The reaction to a value that does not fit its column: null and a row in the quarantine, or the mirror stops."""
+
+MISFIT_SECONDS: Final = 60.0
+"""Interval between two reports of misfits of one field: every change may bring one."""
+
 EXTENSIONS_MAX: Final = 1000
-"""How often a batch may be extended past a definition that changes no table."""
+"""Maximum number of times that a batch is extended past a definition that changes no table."""
 
 PROGRESS_SECONDS: Final = 1.0
 """Interval between two progress events while nothing else happens."""
@@ -115,6 +124,8 @@ class MirrorOptions:
     choice: MirrorChoice = field(default_factory=MirrorChoice)
     masking: Masking = field(default_factory=Masking)
     types: ColumnOptions = field(default_factory=ColumnOptions)
+    field_types: FieldTypes = field(default_factory=FieldTypes)
+    retype: FieldTypes = field(default_factory=FieldTypes)
     history: bool = False
     once: bool = False
     trigger_seconds: float = 1.0
@@ -126,6 +137,7 @@ class MirrorOptions:
     transport: Transport = "auto"
     transport_address: str | None = None
     catalog: str | None = None
+    on_misfit: OnMisfit = "quarantine"
 
     @property
     def keep_hours(self) -> int | None:
@@ -143,6 +155,7 @@ class MirrorOptions:
             "columns": columns,
             "types": f"{self.types.unsigned_as},{self.types.decimal_scale},{self.types.strings_as}",
             "excluded": ",".join(map(str, self.choice.excluded)),
+            "field_types": self.field_types.setting,
         }
 
 
@@ -183,6 +196,14 @@ class _Batch:
         return bool(self.changes or self.truncated)
 
 
+@dataclass
+class _MisfitReport:
+    """Misfits of one field and reason: the number since the last report, and its monotonic time."""
+
+    unsaid: int = 0
+    said_at: float | None = None
+
+
 class MirrorRun:
     """One run of a mirror: from opening the lake until `stopping` is set or, with `once`, until the lake has caught up.
 
@@ -211,6 +232,7 @@ class MirrorRun:
         self._compacted_at = time.monotonic()
         self._vacuum_at = self._compacted_at + FIRST_VACUUM_SECONDS
         self._touched: set[str] = set()
+        self._misfits: dict[tuple[str, str, str], _MisfitReport] = {}
 
     def run(self) -> events.MirrorStopped:
         """Run until `stopping` is set; with `once`, until the lake has all rows that the sources have at the start."""
@@ -246,9 +268,17 @@ class MirrorRun:
         if self._options.catalog is not None:
             check_catalog(self._spark, self._options.catalog)
         saved = lake.progress
+        quarantine = Quarantine(lake.path, lake.storage_options, self._note_misfits, self._meter.healed)
         origins = origins_of(self._places, self._place.lake, self._options, saved)
         exact = self._make_directories(origins, stack)
-        self._lake = lake
+        self._options = replace(self._options, field_types=effective_types(self._options, saved, self._place.lake))
+        self._lake, self._quarantine = lake, quarantine
+        quarantine.roll_back({uuid: each.position for uuid, each in saved.items()}, lake.all_tables)
+        self._meter.quarantine_rows = quarantine.open_count()
+        if self._meter.quarantine_rows:
+            self._heal()
+        if self._options.on_misfit == "quarantine":
+            lake.quarantine = quarantine
         self._tables = MirrorTables(
             self._spark,
             lake,
@@ -256,10 +286,12 @@ class MirrorRun:
             self._options.masking,
             self._options.choice,
             types=self._options.types,
+            field_types=self._options.field_types,
             history=self._options.history,
             catalog=self._options.catalog,
             on_event=self._tell,
         )
+        self._retype(saved)
         self._executors = self._make_executors(stack)
         for origin in origins:
             stream = self._open_source(origin, saved.get(origin.replicaset_uuid))
@@ -269,6 +301,23 @@ class MirrorRun:
         if self._options.once:
             for stream in self._streams:
                 stream.target = stream.source.target()
+
+    def _heal(self) -> None:
+        """Finish the healing that a crash interrupted after a table was rewritten."""
+        for table in self._lake.tables().values():
+            self._quarantine.heal(table)
+
+    def _retype(self, saved: Mapping[str, Saved]) -> None:
+        """Give tables their declared types, from `--retype` or from an earlier start that did not finish.
+
+        The types are saved first, so that a start without `--retype` finishes what a crash interrupted.
+        """
+        settings = {"field_types": self._options.field_types.setting}
+        for each in saved.values():
+            if each.settings.get("field_types", "") != settings["field_types"]:
+                self._lake.save(replace(each, settings={**each.settings, **settings}))
+        if saved:
+            self._tables.retype()
 
     def _make_directories(self, origins: Sequence[Origin], stack: ExitStack) -> Lake | None:
         """Create the mirror's own directories and return the lake of exact tuples, or None if it needs none.
@@ -509,12 +558,24 @@ class MirrorRun:
             stream.collected_at = now
             stream.source.collect(position)
 
+    def _note_misfits(self, added: Sequence[Quarantined]) -> None:
+        """Count misfits, and report the misfits of each field at most once in MISFIT_SECONDS."""
+        now = time.monotonic()
+        for each in added:
+            self._meter.misfits(each.space, each.count)
+            place = (each.space, each.field, each.reason)
+            report = self._misfits.setdefault(place, _MisfitReport())
+            report.unsaid += each.count
+            if report.said_at is None or now - report.said_at >= MISFIT_SECONDS:
+                self._tell(events.MirrorMisfits(each.space, each.field, each.reason, report.unsaid, each.key))
+                report.unsaid, report.said_at = 0, now
+
     # --- house-keeping ---
 
     def _run_maintenance(self, *, is_end: bool = False) -> None:
         """Compact and vacuum the tables that are due.
 
-        At the end of a run with `once` all of them are due, because the next run may be just as short.
+        At the end of a run with `once` all tables are due, because the next run may be just as short.
         """
         now = time.monotonic()
         every, hours = self._options.compact_every, self._options.keep_hours

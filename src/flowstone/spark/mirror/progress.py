@@ -61,7 +61,7 @@ class MirrorSnapshot(MirrorEvent, frozen=True, tag="snapshot"):
 
 
 class MirrorTable(MirrorEvent, frozen=True, tag="table"):
-    """A table followed a definition. `what` is created, altered, renamed, dropped, truncated or replaced."""
+    """A table followed a definition. `what` is created, altered, renamed, dropped, truncated, replaced or retyped."""
 
     table: str
     what: str
@@ -69,6 +69,27 @@ class MirrorTable(MirrorEvent, frozen=True, tag="table"):
 
     def __str__(self) -> str:
         return f"table {self.table} {self.what}" + (f": {self.detail}" if self.detail else "")
+
+
+class MirrorMisfits(MirrorEvent, frozen=True, tag="misfits"):
+    """Values of a field did not fit its column. The column is null, and the values are in the quarantine. `key` is the
+    key of the first value.
+
+    The first misfits of a field are reported at once, later ones at most once a minute. `rows` is their number since
+    the last report.
+    """
+
+    table: str
+    field: str
+    reason: str
+    rows: int
+    key: str
+
+    def __str__(self) -> str:
+        return (
+            f"{counted(self.rows, 'value')} of {self.table}.{self.field} {'does' if self.rows == 1 else 'do'} not fit"
+            f" the column ({self.reason}), first key {self.key}; see the quarantine of the lake"
+        )
 
 
 class MirrorDataLoss(MirrorEvent, frozen=True, tag="data_loss"):
@@ -82,18 +103,20 @@ class MirrorDataLoss(MirrorEvent, frozen=True, tag="data_loss"):
 
 
 class TableProgress(msgspec.Struct, frozen=True):
-    """The progress of one table. `changes` counts from the start of the mirror."""
+    """The progress of one table. `changes` and `misfits` count from the start of the mirror."""
 
     changes: int
     changes_per_second: float
     version: int | None = None
+    misfits: int = 0
 
 
 class MirrorProgress(MirrorEvent, frozen=True, tag="progress"):
     """The progress of the mirror, sent about every second, and after each batch if batches take longer.
 
     `lag` is the age of the newest change when it was committed to the lake, 0 if no rows are pending, and None while it
-    is unknown. `lag_lsn` is the number of known log rows that are not in the lake yet.
+    is unknown. `lag_lsn` is the number of known log rows that are not in the lake yet. `quarantine_rows` is the number
+    of misfits in the quarantine that are not healed.
     """
 
     positions: dict[str, Lsns]
@@ -104,6 +127,7 @@ class MirrorProgress(MirrorEvent, frozen=True, tag="progress"):
     tables: dict[str, TableProgress]
     batch_seconds: float | None = None
     batches: int = 0
+    quarantine_rows: int = 0
 
     def __str__(self) -> str:
         lag = "?" if self.lag is None else f"{self.lag:.1f} s"
@@ -164,9 +188,11 @@ class Meter:
     batches: int = 0
     lag: float | None = None
     batch_seconds: float | None = None
+    quarantine_rows: int = 0
     _all: _Rate = field(init=False)
     _tables: dict[str, _Rate] = field(default_factory=dict)
     _versions: dict[str, int] = field(default_factory=dict)
+    _misfits: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._all = _Rate(self.begun)
@@ -187,6 +213,16 @@ class Meter:
         if version is not None:
             self._versions[name] = version
 
+    def misfits(self, name: str, count: int) -> None:
+        """Record values of a table that were added to the quarantine."""
+        self._tables.setdefault(name, _Rate(self.begun))
+        self._misfits[name] = self._misfits.get(name, 0) + count
+        self.quarantine_rows += count
+
+    def healed(self, count: int) -> None:
+        """Record misfits that fit after a change of types."""
+        self.quarantine_rows -= count
+
     @property
     def changes(self) -> int:
         return self._all.total
@@ -194,7 +230,9 @@ class Meter:
     def progress(self, now: float, positions: dict[str, VClock], known: dict[str, VClock]) -> MirrorProgress:
         """Return the current progress. `known` has the newest settled position of each source."""
         tables = {
-            name: TableProgress(rate.total, round(rate.per_second(now), 1), self._versions.get(name))
+            name: TableProgress(
+                rate.total, round(rate.per_second(now), 1), self._versions.get(name), self._misfits.get(name, 0)
+            )
             for name, rate in sorted(self._tables.items())
         }
         behind = sum(max(0, known[uuid].signature - at.signature) for uuid, at in positions.items() if uuid in known)
@@ -207,6 +245,7 @@ class Meter:
             tables,
             None if self.batch_seconds is None else round(self.batch_seconds, 3),
             self.batches,
+            self.quarantine_rows,
         )
 
 

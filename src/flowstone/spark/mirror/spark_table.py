@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.lake.embedded_table import EmbeddedTable
+from flowstone.lake.misfits import MisfitRows
 from flowstone.lake.row_changes import RowChanges, RowStates
 from flowstone.lake.table import AnotherWriter, Merged, Moment, application, user_metadata
 from flowstone.lake.table_schema import HISTORY_FIELDS, IS_CURRENT, KEY, TUPLE, LakeSchema
@@ -80,7 +81,8 @@ class SparkTable(EmbeddedTable):
         ]
         if replace:
             clauses.append(f"WHEN NOT MATCHED BY SOURCE AND {others} THEN DELETE")
-        source = state_source(turn.schema, changes)
+        source = state_source(turn.schema, changes, turn.misfits)
+        self._quarantine_misfits(turn, {uuid: position})
         return self._merge_on_spark(source, f"t.{KEY.name} = s.{KEY.name}", clauses, turn.schema, position, uuid)
 
     def append_history(
@@ -97,7 +99,8 @@ class SparkTable(EmbeddedTable):
             return super().append_history(states, definition, position, uuid, replace=replace)
         if self._has(position, uuid):
             return Merged(self.version, is_replay=True)
-        source = history_source(turn.schema, RowStates(states, turn.prefix))
+        source = history_source(turn.schema, RowStates(states, turn.prefix), turn.misfits)
+        self._quarantine_misfits(turn, {uuid: position})
         ended = f"{IS_CURRENT.name} = false, _to_version = {{}}, _valid_to = {{}}"
         clauses = [
             f"WHEN MATCHED THEN UPDATE SET {ended.format(f's.{_END_VERSION}', f's.{_END_TIME}')}",
@@ -145,18 +148,18 @@ class SparkTable(EmbeddedTable):
         return AnotherWriter(f"{self.path} was changed by another writer: {how}", hint="run only one mirror per lake")
 
 
-def state_source(schema: LakeSchema, changes: RowChanges) -> pa.Table:
+def state_source(schema: LakeSchema, changes: RowChanges, misfits: MisfitRows | None = None) -> pa.Table:
     """Return the changes as rows to merge; a deleted key has only its key."""
-    upserts = changes.upserts(schema, 0, len(changes.keys))
+    upserts = changes.upserts(schema, 0, len(changes.keys), misfits)
     gone = changes.keys.filter(changes.tuples.is_null())
     nullable = pa.schema([each.with_nullable(True) for each in upserts.schema])
     empty = [gone if each.name == KEY.name else pa.nulls(len(gone), each.type) for each in nullable]
     return pa.concat_tables([upserts.cast(nullable), pa.Table.from_arrays(empty, schema=nullable)]).combine_chunks()
 
 
-def history_source(schema: LakeSchema, states: RowStates) -> pa.Table:
+def history_source(schema: LakeSchema, states: RowStates, misfits: MisfitRows | None = None) -> pa.Table:
     """Return rows that end current states (by `_source_key`, without a tuple), and new states, which match nothing."""
-    current, former = states.current(schema), states.former(schema)
+    current, former = states.current(schema, misfits), states.former(schema, misfits)
     fields = [each.with_nullable(True) for each in schema.schema.remove_metadata()]
     fields = [each.remove_metadata() for each in fields]
     ends = [

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flowstone.archive.definitions_file import DefinitionRow, DefinitionsFile
+from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.columns.column_types import WrongType
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_members, with_login
 from flowstone.lake.masks import WrongMask
@@ -23,6 +25,7 @@ from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import LakeProgress as Saved
+from flowstone.spark.mirror.field_types import FieldTypes
 from flowstone.spark.mirror.sources import DirectorySource, MirrorBusy
 from flowstone.spark.sources.tarantool.spool import facts_of
 
@@ -38,15 +41,15 @@ class WrongPlace(FlowstoneError):
 
 
 class OtherSettings(FlowstoneError):
-    """The settings do not match those that the lake was created with."""
+    """The settings do not match the settings that the lake was created with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """A source whose replica set is known.
 
-    `definitions` are those of a live source. They are None for a directory, and for a live source that is unreachable:
-    the mirror waits for it.
+    `definitions` come from a live source. They are None for a directory, and for a live source that is unreachable. The
+    mirror waits for such a source.
     """
 
     source: Sequence[Uri] | DirectorySource
@@ -98,6 +101,7 @@ def origins_of(
     """Identify the sources. Raise an error if they or the options do not match the progress saved in the lake."""
     for each in saved.values():
         _check_settings(each.settings, options.settings, lake)
+    effective_types(options, saved, lake)
     origins: list[Origin] = []
     for source in sources:
         origin = origin_of(source, list(saved))
@@ -186,6 +190,7 @@ def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
         # A misspelled name would silently mask nothing.
         if newest.get(mask.space) is None:
             raise WrongMask(f"--mask: no space {mask.space!r}", hint="specify an existing space")
+    options.field_types.check({space.name: space for space in newest}, "--type")
     for space in options.choice.spaces_of(first, {}).values():
         options.masking.of(space)
         options.choice.columns_of(space)
@@ -204,6 +209,31 @@ def _check_settings(settings: Mapping[str, str], ours: Mapping[str, str], lake: 
                 f"{lake} was created with different {words}",
                 hint="use the same options as then, or mirror into a new lake",
             )
+
+
+def effective_types(options: MirrorOptions, saved: Mapping[str, Saved], lake: str) -> FieldTypes:
+    """Return the declared types of the lake: saved types, new types, and the types of `--retype`.
+
+    Raise OtherSettings for a new type of a space that has a table, and WrongType for a `--retype` of anything else.
+    """
+    known, tables, spaces = FieldTypes(), set[str](), dict[str, SpaceDefinition]()
+    for each in saved.values():
+        known |= FieldTypes.from_setting(each.settings.get("field_types", ""))
+        tables |= set(each.tables.values())
+        spaces |= {space.name: space for space in schema_of(each.definitions) if space.name in each.tables.values()}
+    for place in options.field_types.types.keys() & options.retype.types.keys():
+        raise WrongType(f"{'.'.join(place)} is given by both --type and --retype", hint="omit --type")
+    if options.retype and not saved:
+        raise WrongType(f"--retype: {lake} has no tables yet", hint="use --type for a new lake")
+    options.retype.check(spaces, "--retype")
+    for space, name, kind in options.field_types:
+        present = known.types.get((space, name))
+        if present != kind and (present is not None or space in tables):
+            raise OtherSettings(
+                f"{lake} was created with {'no declared type' if present is None else present} for {space}.{name}",
+                hint=f"change the type with --retype '{space}.{name}={kind}', or omit --type",
+            )
+    return known | options.field_types | options.retype
 
 
 def schema_of(rows: Sequence[DefinitionRow]) -> Schema:
@@ -263,7 +293,8 @@ def lake_lock(lake: str) -> Iterator[None]:
 
 @contextmanager
 def made(*directories: str, is_private: bool = False) -> Iterator[None]:
-    """Create missing directories, outer ones first. An error in the block removes those that are new and empty.
+    """Create missing directories, outer ones first. After an error in the block, remove the new directories that are
+    empty.
 
     Only the owner may read private directories. Existing directories keep their mode.
     """

@@ -28,6 +28,7 @@ from flowstone.spark.lake import ArrowRows, Lake, is_living
 from flowstone.spark.mirror import progress as events
 from flowstone.spark.mirror.batch import FoldedTable, Target, Truncation, behind, mask_rows
 from flowstone.spark.mirror.choice import MirrorChoice, Spaces
+from flowstone.spark.mirror.field_types import FieldTypes
 from flowstone.spark.mirror.start_checks import WrongPlace
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class MirrorTables:
         choice: MirrorChoice,
         *,
         types: ColumnOptions,
+        field_types: FieldTypes | None = None,
         history: bool,
         catalog: str | None = None,
         on_event: Callable[[events.MirrorEvent], object],
@@ -78,6 +80,7 @@ class MirrorTables:
         self._masking = masking
         self._choice = choice
         self._types = types
+        self._field_types = field_types or FieldTypes()
         self._catalog = catalog
         self._is_history = history
         self._tell = on_event
@@ -143,7 +146,7 @@ class MirrorTables:
     def _refuse_rename(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
         """Raise LakeError: masks refer to names, so the masks for the new name are unknown."""
         raise LakeError(
-            f"space {was.name!r} was renamed to {now.name!r}, and --mask names one of them",
+            f"space {was.name!r} was renamed to {now.name!r}, and --mask names only one of these",
             hint="mirror into a new lake with masks for the new name",
         )
 
@@ -165,6 +168,7 @@ class MirrorTables:
                 history=self._is_history,
                 columns=self._choice.columns_of(space),
                 options=self._types,
+                types=self._field_types.of_space(space),
                 states=_shown_states(found, mask),
             )
             self._open[False, space.name] = table
@@ -192,6 +196,7 @@ class MirrorTables:
             history=self._is_history,
             columns=columns,
             options=self._types,
+            types={space.name: self._field_types.of_space(space) for space in spaces.values()},
         )
         if masks:
             assert self._exact is not None
@@ -201,6 +206,14 @@ class MirrorTables:
             self._forget(space.name)
             self._register(space.name)
         return sum(each.upserts for each in done.values())
+
+    def retype(self) -> None:
+        """Rewrite the tables whose declared types have changed. A table that was renamed keeps its types."""
+        for name, table in self._lake.tables().items():
+            types = dict(table.schema.types) | dict(self._field_types.of_space(table.schema.space))
+            if types != dict(table.schema.types):
+                table.retype(tuple(sorted(types.items())))
+                self._tell(events.MirrorTable(name, "retyped"))
 
     def _forget(self, name: str) -> None:
         self._open.pop((False, name), None)
@@ -318,11 +331,13 @@ class MirrorTables:
             table.compact()
 
     def vacuum(self, keep_hours: int) -> None:
-        """Vacuum all tables, including those of dropped and renamed spaces."""
+        """Vacuum all tables, including tables of dropped and renamed spaces, and the quarantine."""
         opened = {table.path: table for table in self._open.values()}
         for lake in (self._lake, self._exact):
             for table in lake.all_tables() if lake is not None else ():
                 opened.get(table.path, table).vacuum(keep_hours)
+        if self._lake.quarantine is not None:
+            self._lake.quarantine.maintain(keep_hours)
 
     def _tables_of(self, names: Sequence[str]) -> list[LakeTable]:
         return [table for (_, name), table in sorted(self._open.items(), key=lambda item: item[0]) if name in names]

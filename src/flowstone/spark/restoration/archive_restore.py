@@ -40,7 +40,8 @@ from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.index.slice_bytes import Transport
 from flowstone.spark.sources.state_contract import StateContract
 from flowstone.spark.worker_errors import clear_errors
-from flowstone.xlog.block import FIXHEADER_SIZE, FLUSH_THRESHOLD, encode_block, new_compressor
+from flowstone.xlog.block import FLUSH_THRESHOLD, encode_block, new_compressor
+from flowstone.xlog.block_table import FIXHEADER_SIZE
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.snapshot_rows import tuple_rows
@@ -172,7 +173,7 @@ def destination(disk: Disk, out: str) -> Iterator[str]:
 
 
 def sync_all(directory: str) -> None:
-    """Sync all files, including those that executors wrote, and all directories, so that they survive a power loss."""
+    """Sync all files, including files that executors wrote, and all directories, so that they survive a power loss."""
     for path, _, names in os.walk(directory):
         for name in [*names, ""]:
             descriptor = os.open(os.path.join(path, name), os.O_RDONLY)
@@ -361,7 +362,8 @@ def _refuse_vinyl(spaces: Iterable[SpaceDefinition]) -> None:
     names = [space.name for space in spaces if space.engine == "vinyl"]
     if names:
         raise VinylSpaces(
-            f"{', '.join(names)}: snapshots have no tuples of the vinyl engine, and the server would not start",
+            f"cannot restore spaces {', '.join(names)} to a snapshot: a snapshot cannot contain vinyl data, "
+            "and a server could not start from it",
             hint="use --format delta or parquet, which support vinyl",
         )
 

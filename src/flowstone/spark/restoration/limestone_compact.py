@@ -24,7 +24,7 @@ from flowstone.limestone.format import copying
 from flowstone.limestone.format.entries import EntryType, Marker, encode
 from flowstone.limestone.format.entry_table import AT, END, KEY_AT, KEY_END, TYPE, Bytes
 from flowstone.limestone.store.compaction import CompactedContent, Writer
-from flowstone.limestone.store.latest_entries import zero_versions
+from flowstone.limestone.store.winner_kernels import zero_versions
 from flowstone.outside import production
 from flowstone.outside.disk import Disk
 from flowstone.spark.collect import rows_of
@@ -56,7 +56,7 @@ _STORAGE_SIZE: Final = 8
 
 @dataclass(frozen=True)
 class SortedRows:
-    """What was written: the number of rows by storage, and the blobs that they reference."""
+    """The written rows: their number by storage, and the blobs that they reference."""
 
     rows: dict[int, int] = field(default_factory=dict)
     blob_ids: frozenset[int] = frozenset()

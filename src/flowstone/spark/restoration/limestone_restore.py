@@ -60,7 +60,7 @@ def restore_limestone(
     """Write the state at a durable `epoch` into the directory `out`, which must be new or empty.
 
     A single format is written to `out` itself, several formats each to a directory in it. Raises NotDurable or
-    EpochLost if the state is not available. On failure nothing is left behind.
+    EpochLost if the state is not available. On failure, all output is removed.
     """
     begun = time.monotonic()
     check_output(out)

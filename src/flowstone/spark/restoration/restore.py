@@ -42,9 +42,9 @@ def restore(
 ) -> Restored:
     """Write the state at a settled position: a snapshot that Tarantool can start from, or Delta or Parquet tables.
 
-    The state is the newest snapshot before the position plus the changes up to it, without those that were rolled back.
-    A server started from the result has the identity of the archived instance: do not let it join the live one. A
-    failed restore leaves no files.
+    The state is the newest snapshot before the position plus the changes up to the position, without changes that were
+    rolled back. A server started from the result has the identity of the archived instance: do not let it join the live
+    one. A failed restore leaves no files.
 
     Args:
         source: The directory of an archive, of `.snap` and `.xlog` files, or of Limestone data.

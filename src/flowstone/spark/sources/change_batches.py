@@ -1,7 +1,7 @@
 """The changes in a slice of the log as record batches of a contract. Runs in executors.
 
-Relies on `archive_index` for the place and the schema before the slice; reads only the blocks of the slice. Kernels
-decode whole chunks; only rows that define spaces are read one by one.
+Relies on `spark/index/log_index.py` for the position and the schema before the slice; reads only the blocks of the
+slice. Kernels decode whole chunks; only rows that define spaces are read one by one.
 """
 
 from __future__ import annotations

@@ -59,7 +59,9 @@ def _offset(path: str) -> Offset:
     with open(path, encoding="utf-8") as file:
         lines = file.read().splitlines()
     if len(lines) != 3 or lines[0] != _VERSION:
-        raise UnreadableCheckpoint(f"{path} is not the offset of a query with one source")
+        raise UnreadableCheckpoint(
+            f"{path} is not a valid offset file: expected version {_VERSION} and exactly one source"
+        )
     try:
         return Offset.from_json(json.loads(lines[2]))
     except (ValueError, WrongOffset) as error:

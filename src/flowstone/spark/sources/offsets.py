@@ -52,7 +52,7 @@ class Offset:
         return iter(sorted(self.positions.items()))
 
     def get(self, replicaset_uuid: str) -> Position | None:
-        """Return the position in a replica set, or None if nothing of it was delivered yet."""
+        """Return the position in a replica set, or None if none of its rows was delivered yet."""
         return self.positions.get(replicaset_uuid)
 
     def moved(self, replicaset_uuid: str, position: Position) -> Offset:
@@ -88,7 +88,7 @@ INITIAL: Final = Offset()
 def parse_offsets(text: str) -> Named | dict[str | None, VClock]:
     """Parse `startingOffsets` or `endingOffsets`: a name, or vclocks by replica set UUID.
 
-    The key None stands for the only replica set of the source.
+    The key None means the only replica set of the source.
     """
     text = text.strip()
     for name in ("earliest", "latest", "snapshot"):

@@ -41,7 +41,8 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class SchemaAt:
-    """Where a stream resumes, which decides its columns: the directory of a checkpoint, or positions."""
+    """The position at which a stream resumes, which determines its columns: the directory of a checkpoint, or
+    positions."""
 
     checkpoint: str | None = None
     positions: dict[str | None, VClock] = field(default_factory=dict)
@@ -223,7 +224,8 @@ def limestone_options(given: Mapping[str, str], *, streaming: bool | None = Fals
     ending: Named | int | None = options.read("endingOffsets", _epoch_or_name)
     if ending is not None and streaming:
         raise WrongOption(
-            "endingOffsets does not apply to a stream", hint="use it with spark.read; to end a stream, use its trigger"
+            "endingOffsets does not apply to a stream",
+            hint="endingOffsets is only for spark.read; a stream ends by its trigger",
         )
     if ending in ("earliest", "snapshot"):
         raise WrongOption(f"endingOffsets is {ending!r}", hint="use latest or an epoch")
@@ -265,7 +267,8 @@ def _changes(options: _Options) -> ChangeOptions:
     starting, ending = options.read("startingOffsets", parse_offsets), options.read("endingOffsets", parse_offsets)
     if ending is not None and options.streaming:
         raise WrongOption(
-            "endingOffsets does not apply to a stream", hint="use it with spark.read; to end a stream, use its trigger"
+            "endingOffsets does not apply to a stream",
+            hint="endingOffsets is only for spark.read; a stream ends by its trigger",
         )
     if ending in ("earliest", "snapshot"):
         raise WrongOption(f"endingOffsets is {ending!r}", hint="use latest or a vclock")

@@ -1,6 +1,6 @@
 """Plan the batches of one replica set in a live stream: where the next batch ends, and what executors read for it.
 
-Works on the index of a spool; positions are those of `offsets.py`. A batch is a range of snapshot chunks or of changes,
+Works on the index of a spool; `offsets.py` defines the positions. A batch is a range of snapshot chunks or of changes,
 never both. Chunk numbers are absolute: a snapshot is always divided in the same way. If gaps are allowed, a stream
 crosses a gap to the snapshot after it with a batch without rows.
 """
@@ -134,7 +134,7 @@ def _chunks(index: ArchiveIndex, snapshot: SnapshotFile) -> list[Slice]:
 
 
 def _placed(part: Slice, at: Position, start: VClock, end: VClock, contract: ChangeContract) -> StreamSlice:
-    """Return the task for a slice, with commit times that continue those of the stream.
+    """Return the task for a slice. Its commit times continue the commit times of the stream.
 
     A spool that was lost and started again does not know the earlier times.
     """

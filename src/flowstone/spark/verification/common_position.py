@@ -2,7 +2,7 @@
 
 Two sides of one replica set meet at the newest settled position that either had at the start. A side that does not
 reach this position in time lacks rows, which are reported as a difference. Sides of different replica sets share no
-position and are compared as they are.
+position; each is compared at its own.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def _shown_by_both(a: Side, b: Side, target: VClock) -> VClock:
 
 
 def _late(a: Side, b: Side, position: VClock) -> Meeting:
-    """Return the meeting of sides of which one did not reach `position` in time.
+    """Return the meeting of two sides if one side did not reach `position` in time.
 
-    The rows that both have are still compared, at one position if both sides can show it.
+    The rows that both sides have are still compared, at one position if both sides can show it.
     """
     lacks_a, lacks_b = a.reach.missing_rows(position), b.reach.missing_rows(position)
     common = a.reach.common(b.reach)

@@ -256,7 +256,7 @@ class _Comparison:
     # --- frames ---
 
     def _frame(self, view: SideView, spaces: Collection[int]) -> DataFrame:
-        """Return the rows of the spaces that are compared, masked like those of the other side."""
+        """Return the rows of the compared spaces, masked like the rows of the other side."""
         mine = [space_id for space_id in spaces if space_id in view.spaces or space_id in view.definitions]
         frame = view.frame(mine) if mine else self._spark.createDataFrame([], SIDE_COLUMNS)
         condition = self._of_users()
@@ -340,7 +340,7 @@ def _nothing_of(fields: Sequence[int]) -> SpaceMask:
 
 
 def _masked(masks: dict[int, SpaceMask], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Mask tuples like those of the other side. Runs in executors."""
+    """Apply the masks of the other side to tuples. Runs in executors."""
     import pyarrow.compute as pc
 
     for batch in batches:

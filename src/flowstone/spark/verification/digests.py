@@ -129,7 +129,7 @@ def differing_keys(spark: SparkSession, a: DataFrame, b: DataFrame, buckets: Map
 
 
 def first_differences(differences: DataFrame, limit: int) -> list[Difference]:
-    """Return the first `limit` differences by space and key, without those of encoding only."""
+    """Return the first `limit` differences by space and key, without differences of encoding only."""
     from pyspark.sql import functions as f
 
     wanted = differences.where(f.col("kind") != ENCODED).orderBy("space_id", "sort_key").limit(limit)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from flowstone.columns.sort_keys import sort_keys
 from flowstone.errors import FlowstoneError
+from flowstone.lake.misfits import MisfitRows
 from flowstone.lake.table_schema import EXTRA, KEY, TUPLE, LakeSchema, prefixed
 from flowstone.spark.verification.tuple_differences import BrokenTuple, check_whole
 
@@ -92,7 +93,9 @@ def _checked(schema: LakeSchema, prefix: bytes, batch: pa.RecordBatch) -> pa.Rec
         wrong.setdefault(row, []).append(
             f"_key is x'{keys[row].as_py().hex()}', but its tuple has x'{own_keys[row].as_py().hex()}'"
         )
-    expected = schema.rows(prefixed(prefix, own_keys), tuples, _no_states(schema, len(batch)))
+    # A value that does not fit its column is null there, and in the quarantine.
+    misfits, states = MisfitRows(), _no_states(schema, len(batch))
+    expected = schema.rows(prefixed(prefix, own_keys), tuples, states, misfits=misfits)
     for name in (*schema.column_names, EXTRA.name):
         stored = batch.column(name) if name in batch.schema.names else pa.nulls(len(batch), expected.column(name).type)
         theirs = expected.column(name).combine_chunks()

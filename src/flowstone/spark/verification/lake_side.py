@@ -259,7 +259,8 @@ _STATE_COLUMNS: Final = "space_id LONG, sort_key BINARY, is_current BOOLEAN, fro
 
 
 def _broken_chains(spark: SparkSession, space_id: int, table: PinnedRows, replicaset_uuid: str) -> DataFrame:
-    """Return the keys with inconsistent states: overlapping ones, two current ones, or one that ends before it begins.
+    """Return the keys with inconsistent states: overlapping states, two current states, or a state that ends before it
+    begins.
 
     The rows have no tuple: they are not part of the state, and only report a contradiction.
     """

@@ -31,7 +31,8 @@ def open_side(
     salt: str | None = None,
     on_event: Callable[[ArchiveEvent], None] = lambda event: None,
 ) -> Side:
-    """Open the side that `text` names. `login` adds the user to a node address; `salt` is the one of a lake's masks."""
+    """Open the side that `text` names. `login` adds the user to a node address; `salt` is the salt of a lake's
+    masks."""
     if os.path.isdir(text):
         return _directory(text, salt)
     if "://" in text:

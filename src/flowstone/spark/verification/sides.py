@@ -61,7 +61,7 @@ DEFINITIONS: Final = (
 )
 """System spaces that are compared unless `spaces` are chosen: definitions and the values of sequences.
 
-Of rows that describe spaces, only those about user spaces are compared: the others differ between releases.
+Among rows that describe spaces, only rows about user spaces are compared, because the others differ between releases.
 """
 
 ON_REQUEST: Final = (COLLATION_ID, FUNC_ID, USER_ID, PRIV_ID)
@@ -83,7 +83,7 @@ class SideView:
     """A side at one position.
 
     `schema` names the spaces and their fields. `spaces` are the ids of the user spaces that the view can show,
-    `definitions` those of the system spaces. `left_out` has the reason, by id, why a space is not shown.
+    `definitions` the ids of the system spaces. `left_out` has the reason, by id, why a space is not shown.
     """
 
     schema: Schema

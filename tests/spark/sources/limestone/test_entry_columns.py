@@ -33,7 +33,7 @@ def batch_of(path: Path, contract: EntryContract, *entries: Entry) -> pa.RecordB
     return found
 
 
-def test_every_kind_of_entry(tmp_path: Path) -> None:
+def test_every_kind_of_entry_becomes_a_row(tmp_path: Path) -> None:
     found = batch_of(
         tmp_path,
         EntryContract(UUID),
@@ -69,7 +69,7 @@ def test_every_kind_of_entry(tmp_path: Path) -> None:
     ]
 
 
-def test_columns_and_storages_are_chosen(tmp_path: Path) -> None:
+def test_columns_and_storages_can_be_chosen(tmp_path: Path) -> None:
     contract = EntryContract(UUID, wanted=("value", "_operation"), storages=(2, 1 << 40))
     entries = [put(storage, b"k", b"%d" % storage, version(1)) for storage in (1, 2, 3, 1 << 40)]
     found = batch_of(tmp_path, contract, *entries)
@@ -84,11 +84,11 @@ def test_columns_and_storages_are_chosen(tmp_path: Path) -> None:
         _ = EntryContract(UUID, "state", wanted=("_operation",)).schema
 
 
-def test_a_batch_without_columns_has_its_rows(tmp_path: Path) -> None:
+def test_batch_without_columns_keeps_its_row_count(tmp_path: Path) -> None:
     assert batch_of(tmp_path, EntryContract(UUID, wanted=()), put(1, b"k", b"v", version(1))).num_rows == 1
 
 
-def test_numbers_that_no_bigint_holds(tmp_path: Path) -> None:
+def test_numbers_above_bigint_are_decimals_or_an_error(tmp_path: Path) -> None:
     entry = put(LONG + 1, b"k", b"v", version(LONG + 2, LONG + 3), (LONG + 4,))
     (row,) = batch_of(tmp_path, EntryContract(UUID, unsigned_as="decimal"), entry).to_pylist()
     assert (row["storage_id"], row["version_major"], row["blob_ids"]) == (LONG + 1, LONG + 2, [LONG + 4])
@@ -97,7 +97,7 @@ def test_numbers_that_no_bigint_holds(tmp_path: Path) -> None:
     assert caught.value.hint == "set unsignedAs=decimal"
 
 
-def test_of_equal_keys_the_greatest_version_wins_then_the_last_file_and_offset(tmp_path: Path) -> None:
+def test_entries_of_one_key_are_ordered_by_version_file_and_offset(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     versions = [(1, 5), (2, 1), (1, LONG), (2, 1)]
     directory.session(0, 1, *(put(1, b"k", b"", version(*each)) for each in versions))

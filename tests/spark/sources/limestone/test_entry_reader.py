@@ -1,4 +1,4 @@
-"""The entries that executors read of planned pieces: those that count, those of keys, those not cleared."""
+"""The entries that executors read from planned pieces: those that count, those of keys, and those not cleared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def only_chunk(path: Path) -> EntryChunk:
     return chunk
 
 
-def test_durable_entries_between_two_epochs_count(tmp_path: Path) -> None:
+def test_only_durable_entries_between_two_epochs_count(tmp_path: Path) -> None:
     chunk = only_chunk(tmp_path / "d")
 
     def minors(start: int, end: int) -> list[int]:
@@ -37,14 +37,14 @@ def test_durable_entries_between_two_epochs_count(tmp_path: Path) -> None:
     assert minors(0, 1) == [1, 2, 3]
 
 
-def test_entries_about_keys(tmp_path: Path) -> None:
+def test_entries_of_keys_are_selected(tmp_path: Path) -> None:
     chunk = only_chunk(tmp_path / "d")
     rows = counted(chunk, 0, 2)
     assert EntryType.CLEAR_STORAGE in chunk.table[TYPE, rows]
     assert chunk.table[MINOR, points(chunk, rows)].tolist() == [1, 3, 5, 6]
 
 
-def test_a_clearing_makes_lesser_versions_of_its_storage_void(tmp_path: Path) -> None:
+def test_clear_voids_lower_versions_of_its_storage(tmp_path: Path) -> None:
     chunk = only_chunk(tmp_path / "d")
     rows = points(chunk, counted(chunk, 0, 2))
 

@@ -1,4 +1,4 @@
-"""States at durable epochs equal a model of everything, for any shares, also after compaction."""
+"""States at durable epochs equal a model that keeps every entry, for any shares, also after compaction."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def rows_at(directory: WrittenDirectory, epoch: int, count: int = 1, **contract:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_state_at_any_epoch_is_that_of_the_model(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_at_any_epoch_equals_the_model(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limestone_state, "FOLD_ROWS", 50)
     directory = random_directory(tmp_path / "d", seed, 25, is_late=bool(seed % 2))
     for epoch in (0, 1, 7, 25):
@@ -66,7 +64,7 @@ RECORDED = sorted(path.parent for path in HERE.rglob(names.MANIFEST))
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(HERE)))
-def test_directories_of_the_real_program_show_the_rows_that_recovery_finds(path: Path) -> None:
+def test_state_of_recorded_directories_equals_the_recovered_rows(path: Path) -> None:
     def state() -> list[tuple[Any, ...]]:
         index = LimestoneIndex.open(DISK, str(path))
         shares = plan_state(index, index.durable, EntryContract(UUID, "state"))
@@ -82,7 +80,7 @@ def test_directories_of_the_real_program_show_the_rows_that_recovery_finds(path:
         assert state() == sorted((row.storage_id, row.key, row.value, row.blob_ids) for row in found)
 
 
-def test_the_state_behind_compaction(tmp_path: Path) -> None:
+def test_state_after_compaction_equals_the_model(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     for channel, epoch, entries in random_sessions(8, 10):
         directory.session(channel, epoch, *entries)
@@ -106,16 +104,16 @@ def test_the_state_behind_compaction(tmp_path: Path) -> None:
     for name in files:
         os.unlink(f"{directory.path}/{name}")
     assert without_versions(rows_at(directory, 12)) == without_versions(directory.state(12))
-    with pytest.raises(EpochLost, match="that of epoch 10"):
+    with pytest.raises(EpochLost, match="oldest available state is at epoch 10"):
         rows_at(directory, 9)
 
 
-def test_storages_are_chosen(tmp_path: Path) -> None:
+def test_storages_can_be_chosen(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 2, 10)
     assert rows_at(directory, 10, storages=(2,)) == [row for row in directory.state(10) if row[0] == 2]
 
 
-def test_a_state_as_changes_is_of_its_epoch(tmp_path: Path) -> None:
+def test_state_as_changes_has_the_commit_version_of_its_epoch(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 2, 10)
     index = LimestoneIndex.open(DISK, directory.path)
     contract = EntryContract(UUID, wanted=("_operation", "_commit_version", "key"))

@@ -53,7 +53,7 @@ def test_spark_reads_changes_and_states(spark: SparkSession, directory: WrittenD
 
 
 @pytest.mark.parametrize("durable", [None, 7])
-def test_a_directory_without_durable_entries_has_no_rows(
+def test_directory_without_durable_entries_has_no_rows(
     spark: SparkSession, tmp_path: Path, durable: int | None
 ) -> None:
     flowstone.spark.register(spark)
@@ -72,7 +72,7 @@ def test_a_directory_without_durable_entries_has_no_rows(
         assert spark.table(name).count() == 0
 
 
-def test_changes_lie_between_their_offsets(directory: WrittenDirectory) -> None:
+def test_changes_are_those_between_their_offsets(directory: WrittenDirectory) -> None:
     assert len(read(directory)) == len(read(directory, startingOffsets="0", endingOffsets="latest"))
     epochs = {row["_commit_version"] for row in read(directory, startingOffsets="4", endingOffsets="6")}
     assert epochs == {5, 6}
@@ -81,7 +81,7 @@ def test_changes_lie_between_their_offsets(directory: WrittenDirectory) -> None:
     assert first == {"_replicaset_uuid": UUID, "_space": "storage_256"}
 
 
-def test_what_compaction_took_away_is_lost_or_passed_over(directory: WrittenDirectory) -> None:
+def test_changes_lost_to_compaction_are_an_error_or_skipped(directory: WrittenDirectory) -> None:
     for name in ("pwal_0000", "pwal_0001"):
         os.unlink(f"{directory.path}/{name}")
     directory.compact(epoch=20)
@@ -94,7 +94,7 @@ def test_what_compaction_took_away_is_lost_or_passed_over(directory: WrittenDire
     assert len(read(directory, mode="state")) == len(directory.state(22))
 
 
-def test_options_that_cannot_be(directory: WrittenDirectory) -> None:
+def test_invalid_options_are_refused(directory: WrittenDirectory) -> None:
     def refused(match: str, *, streaming: bool | None = False, **options: str) -> None:
         with pytest.raises(WrongOption, match=match):
             limestone_options({"path": directory.path, **options}, streaming=streaming)
@@ -117,7 +117,7 @@ def test_options_that_cannot_be(directory: WrittenDirectory) -> None:
         read(directory, startingOffsets="9", endingOffsets="3")
 
 
-def test_epochs_that_cannot_be_shown(directory: WrittenDirectory, tmp_path: Path) -> None:
+def test_unavailable_epochs_are_refused(directory: WrittenDirectory, tmp_path: Path) -> None:
     with pytest.raises(NotDurable, match="epoch 21 is not durable; the durable epoch is 20"):
         read(directory, mode="state", asOf="21")
     with pytest.raises(NotDurable, match="epoch 99 is not durable"):
@@ -129,6 +129,6 @@ def test_epochs_that_cannot_be_shown(directory: WrittenDirectory, tmp_path: Path
         read(directory)
 
 
-def test_the_schema_needs_no_log(directory: WrittenDirectory) -> None:
+def test_schema_is_known_without_a_log(directory: WrittenDirectory) -> None:
     schema = LimestoneSource({"path": directory.path, "mode": "state", "columns": "key,value"}).schema()
     assert schema == "`key` BINARY NOT NULL, `value` BINARY NOT NULL"

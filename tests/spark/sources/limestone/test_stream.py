@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 class Query:
-    """Plans batches and keeps state as Spark does."""
+    """A query that plans batches and keeps state as Spark does."""
 
     def __init__(self, directory: WrittenDirectory, **options: str) -> None:
         self.options = {"path": directory.path, **options}
@@ -67,7 +67,7 @@ def written(directory: WrittenDirectory, start: int, end: int) -> list[tuple[Any
     )
 
 
-def test_each_durable_epoch_comes_once_and_batches_are_read_again_as_they_were(tmp_path: Path) -> None:
+def test_each_durable_epoch_is_delivered_once_and_batches_are_repeatable(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 21, 30)
     query = Query(directory, maxRowsPerTrigger="40")
     found = list(query.batches())
@@ -79,7 +79,7 @@ def test_each_durable_epoch_comes_once_and_batches_are_read_again_as_they_were(t
     assert query.offset == {UUID: 30}
 
 
-def test_a_stream_over_a_directory_that_is_written_rotated_and_compacted(tmp_path: Path) -> None:
+def test_stream_follows_a_directory_that_is_written_rotated_and_compacted(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     query = Query(directory)
     assert query.epochs() == []
@@ -90,7 +90,7 @@ def test_a_stream_over_a_directory_that_is_written_rotated_and_compacted(tmp_pat
         if not channel:
             continue
         found += [row for batch in query.batches() for row in batch]
-        assert changes(found) == written(directory, 0, epoch - 1), "nothing before its epoch is durable"
+        assert changes(found) == written(directory, 0, epoch - 1), "an epoch was delivered before it was durable"
         directory.durable(epoch)
         if epoch % 7 == 0:
             query.restart()
@@ -104,7 +104,7 @@ def test_a_stream_over_a_directory_that_is_written_rotated_and_compacted(tmp_pat
     assert changes(query.read({}, {UUID: 40})) == written(directory, 0, 40), "detached files still exist"
 
 
-def test_a_stream_begins_where_it_is_told(tmp_path: Path) -> None:
+def test_stream_begins_at_its_starting_offsets(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 23, 6, has_tail=False)
     assert Query(directory, startingOffsets="4").epochs() == [[5, 6]]
     latest = Query(directory, startingOffsets="latest")
@@ -118,7 +118,7 @@ def test_a_stream_begins_where_it_is_told(tmp_path: Path) -> None:
     assert latest.epochs() == snapshot.epochs() == [[7]]
 
 
-def test_available_now_ends_where_it_began(tmp_path: Path) -> None:
+def test_available_now_ends_at_the_epoch_of_its_start(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 24, 5, has_tail=False)
     query = Query(directory)
     query.reader.prepareForTriggerAvailableNow()
@@ -128,7 +128,7 @@ def test_available_now_ends_where_it_began(tmp_path: Path) -> None:
     assert list(query.batches(ReadMaxRows(1))) == []
 
 
-def test_epochs_that_are_gone_end_a_stream_or_are_passed_over(tmp_path: Path) -> None:
+def test_missing_epochs_end_a_stream_or_are_skipped(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 25, 8, has_tail=False)
     query = Query(directory, startingOffsets="2")
     careless = Query(directory, startingOffsets="2", failOnDataLoss="false")
@@ -142,7 +142,7 @@ def test_epochs_that_are_gone_end_a_stream_or_are_passed_over(tmp_path: Path) ->
     assert careless.epochs() == [[9]]
 
 
-def test_an_epoch_that_was_taken_back_is_told(tmp_path: Path) -> None:
+def test_epoch_that_is_no_longer_durable_is_an_error(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 26, 8, has_tail=False)
     query, careless = Query(directory), Query(directory, failOnDataLoss="false")
     assert query.epochs() == careless.epochs() == [[1, 2, 3, 4, 5, 6, 7, 8]]
@@ -155,7 +155,7 @@ def test_an_epoch_that_was_taken_back_is_told(tmp_path: Path) -> None:
         careless.reader.partitions({UUID: 5}, {UUID: 8})
 
 
-def test_checkpoints_of_others_are_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_instance_is_refused(tmp_path: Path) -> None:
     query = Query(random_directory(tmp_path / "d", 27, 2))
     for offset in ({"other": 3}, {UUID: {"1": 3}}, {UUID: 1, "other": 2}):
         with pytest.raises(WrongOption, match="checkpoint belongs to instance"):

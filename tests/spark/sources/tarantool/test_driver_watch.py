@@ -1,4 +1,4 @@
-"""A reader's process ends with its driver, on request or when orphaned."""
+"""The process of a reader ends with its driver, on request or when orphaned."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
 
 
-def test_sigterm_lets_go_and_ends(tmp_path: Path) -> None:
+def test_sigterm_releases_and_exits(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, script(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
@@ -52,7 +52,7 @@ def test_sigterm_lets_go_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hang", ["pass", "time.sleep(60)"])
-def test_who_lost_its_parent_ends(tmp_path: Path, hang: str) -> None:
+def test_orphaned_process_releases_and_exits(tmp_path: Path, hang: str) -> None:
     child = script(tmp_path, hang)
     parent = subprocess.Popen([sys.executable, "-c", PARENT, child], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -45,14 +45,14 @@ def test_user_sees_only_permitted_spaces(real_server: str) -> None:
         found.space("pairs")
 
 
-def test_logins_and_connections_that_fail_are_told_apart(address: str) -> None:
+def test_login_and_connection_errors_are_distinguished(address: str) -> None:
     with pytest.raises(CannotUse, match=r"rejects user 'nobody': .*check the user and the password in uri"):
         definitions([parse_uri(f"nobody:x@{address}")])
     with pytest.raises(CannotUse, match=r"cannot connect to 127.0.0.1:1: connection refused"):
         definitions([parse_uri("127.0.0.1:1")])
 
 
-def test_errors_are_put_in_words_that_name_the_server_and_no_password() -> None:
+def test_errors_name_the_server_and_hide_the_password() -> None:
     denied = explained(errors.error_of(42, "Read access to space 'x' is denied"), URI, "read from")
     assert str(denied).startswith(
         "cannot read from db1:3301: Read access to space 'x' is denied (ER_ACCESS_DENIED, 42); grant the right"
@@ -68,7 +68,7 @@ def test_errors_are_put_in_words_that_name_the_server_and_no_password() -> None:
     assert "secret" not in str(denied)
 
 
-def test_a_select_has_a_key_as_it_is() -> None:
+def test_select_sends_a_raw_key_unchanged() -> None:
     body = unpack_body(select_body(512, raw_key=b"\x91\xcd\x00\x05", iterator=6, limit=7))
     assert body == {0x10: 512, 0x11: 0, 0x12: 7, 0x13: 0, 0x14: 6, 0x20: (5,)}
     assert unpack_body(select_body(512, ("a",)))[0x20] == ("a",)

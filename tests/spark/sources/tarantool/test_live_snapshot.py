@@ -25,27 +25,27 @@ def test_all_rows_arrive_with_a_small_buffer(address: str, monkeypatch: pytest.M
     assert found == list(PAIR_ROWS)
 
 
-def test_who_stops_early_leaves_nothing_behind(address: str) -> None:
+def test_snapshot_can_be_closed_early(address: str) -> None:
     slabs = snapshot_slabs([parse_uri(address)])
     next(slabs)
     slabs.close()  # type: ignore[attr-defined]
 
 
-def test_the_next_member_is_asked_where_one_is_away(address: str) -> None:
+def test_next_member_is_asked_when_one_is_unreachable(address: str) -> None:
     members = [parse_uri("127.0.0.1:1"), parse_uri(address)]
     assert sum(map(len, snapshot_slabs(members))) > len(PAIR_ROWS)
     with pytest.raises(CannotUse, match=r"127.0.0.1:1: connection refused; cannot connect to 127.0.0.1:2"):
         list(snapshot_slabs([members[0], parse_uri("127.0.0.1:2")]))
 
 
-def test_who_may_not_replicate_is_told_what_to_do(real_server: str) -> None:
+def test_user_without_the_replication_role_gets_a_hint(real_server: str) -> None:
     with pytest.raises(CannotUse, match=r"rejects a snapshot request of user 'limited': .*readMode=select"):
         list(snapshot_slabs([parse_uri(f"limited:pass@{real_server}")]))
     with pytest.raises(CannotUse, match=r"rejects user 'limited'"):
         list(snapshot_slabs([parse_uri(f"limited:wrong@{real_server}")]))
 
 
-def test_slabs_are_merged_with_their_offsets() -> None:
+def test_merged_slabs_keep_their_rows_and_offsets() -> None:
     parts = [slab_of([insert([b"\x01", b"\xa1a"], 1)]), slab_of([insert([b"\x02", b"\xa1b"], 2), insert([b"\x03"], 3)])]
     whole = merged(parts)
     assert [row.body for row in whole.rows()] == [row.body for part in parts for row in part.rows()]

@@ -51,9 +51,7 @@ def send(
 ROWS = [(number, f"n{number}", -number) for number in range(1000)]
 
 
-def test_all_rows_are_there_however_little_may_be_under_way(
-    address: str, space_id: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_rows_are_written_with_small_limits(address: str, space_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_sender, "CHUNK_SIZE", 100)
     monkeypatch.setattr(row_sender, "UNDER_WAY_MAX", 1000)
     monkeypatch.setattr(row_sender, "REPLIES_MAX", 7)
@@ -62,7 +60,7 @@ def test_all_rows_are_there_however_little_may_be_under_way(
     assert rows_of(address, space_id) == ROWS
 
 
-def test_rows_that_are_there_are_replaced_or_skipped(address: str, space_id: int) -> None:
+def test_existing_rows_are_replaced_or_skipped(address: str, space_id: int) -> None:
     insert(address, space_id, [(5, "old", 1)])
     sender = send(address, space_id, ROWS[:10], "skip")
     assert (sender.written, sender.skipped) == (9, 1)
@@ -71,8 +69,8 @@ def test_rows_that_are_there_are_replaced_or_skipped(address: str, space_id: int
     assert rows_of(address, space_id) == ROWS[:10]
 
 
-def test_the_same_rows_can_be_inserted_again_and_others_cannot(address: str, space_id: int) -> None:
-    """Spark repeats a task that failed half way."""
+def test_repeated_insert_of_the_same_rows_succeeds_and_of_others_fails(address: str, space_id: int) -> None:
+    """Spark repeats a task that failed halfway."""
     send(address, space_id, ROWS[:500], "insert")
     sender = send(address, space_id, ROWS, "insert", size=100)
     assert (sender.written, sender.skipped) == (1000, 0)
@@ -84,8 +82,8 @@ def test_the_same_rows_can_be_inserted_again_and_others_cannot(address: str, spa
 
 
 @pytest.mark.parametrize("how", ["replace", "insert", "skip"])
-def test_a_refused_row_is_told_with_its_key_and_the_reason(address: str, space_id: int, how: OnConflict) -> None:
-    """Another row has the name already: that is not a duplicate of the row, whatever the option says."""
+def test_rejected_row_is_reported_with_its_key_and_reason(address: str, space_id: int, how: OnConflict) -> None:
+    """Another row already has the name: this is not a duplicate of the row, for any value of the option."""
     insert(address, space_id, [(5, "taken", 1)])
     with pytest.raises(CannotWrite) as caught:
         send(address, space_id, [(1, "free", 1), (2, "taken", 2)], how)
@@ -97,7 +95,7 @@ def test_a_refused_row_is_told_with_its_key_and_the_reason(address: str, space_i
     assert (5, "taken", 1) in rows_of(address, space_id)
 
 
-def test_a_server_that_is_not_there_is_one_error(real_server: str) -> None:
+def test_unreachable_server_is_one_clear_error(real_server: str) -> None:
     space = definitions([parse_uri(real_server)]).space("orders")
     sender = RowSender(parse_uri("127.0.0.1:1"), space, "replace")
     encoder = TupleEncoder(
@@ -109,7 +107,7 @@ def test_a_server_that_is_not_there_is_one_error(real_server: str) -> None:
     sender.close()
 
 
-def test_a_connection_that_is_lost_says_what_was_under_way(real_server: str) -> None:
+def test_lost_connection_reports_the_rows_in_progress(real_server: str) -> None:
     space = definitions([parse_uri(real_server)]).space("orders")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_greet_and_leave, args=(listener,), daemon=True).start()

@@ -26,7 +26,7 @@ def read(address: str, **options: str) -> list[dict[str, Any]]:
     return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
 
 
-def test_a_space_has_typed_columns(address: str) -> None:
+def test_space_has_typed_columns(address: str) -> None:
     source = TarantoolSource({"uri": address, "space": "orders"})
     assert source.schema() == "`id` BIGINT, `name` STRING, `amount` DOUBLE, `note` STRING, `_extra` STRING"
     assert [tuple(row.values()) for row in read(address, space="orders")] == [
@@ -36,7 +36,7 @@ def test_a_space_has_typed_columns(address: str) -> None:
     ]
 
 
-def test_without_a_space_all_rows_of_users_are_json_and_messagepack(address: str) -> None:
+def test_rows_of_all_user_spaces_are_json_and_messagepack(address: str) -> None:
     rows = read(address)
     assert {"orders", "pairs", "loose"} <= {row["_space"] for row in rows}
     assert not [row for row in rows if row["_space"].startswith("_")]
@@ -48,15 +48,15 @@ def test_without_a_space_all_rows_of_users_are_json_and_messagepack(address: str
 
 
 @pytest.mark.parametrize("mode", ["snapshot", "select"])
-def test_columns_are_chosen_and_others_asked_for(address: str, mode: str) -> None:
+def test_columns_can_be_chosen_including_metadata(address: str, mode: str) -> None:
     rows = read(address, space="512", columns="_tuple,id,_space,_replicaset_uuid", readMode=mode)
     assert list(rows[1]) == ["_tuple", "id", "_space", "_replicaset_uuid"]
     assert tuple(rows[1].values())[:3] == ('[2,"two",2,"second","extra",[1]]', 2, "orders")
     assert len(rows[1]["_replicaset_uuid"]) == 36
 
 
-def test_hashes_of_passwords_are_not_shown_unless_asked_for(address: str) -> None:
-    """The hash is that of the empty password, which guests have."""
+def test_password_hashes_are_hidden_by_default(address: str) -> None:
+    """The hash in the test is that of the empty password, which guests have."""
     for mode in ("snapshot", "select"):
         text = str(read(address, space="_user", readMode=mode))
         assert "hidden" in text
@@ -80,8 +80,8 @@ def test_temporary_spaces_are_read_by_select(address: str) -> None:
         read(address, space="passing")
 
 
-def test_a_snapshot_is_of_one_moment(real_server: str) -> None:
-    """Transactions move numbers between rows throughout; their sum never changes."""
+def test_snapshot_is_consistent_during_writes(real_server: str) -> None:
+    """During the reads, transactions move amounts between rows; the sum never changes."""
     run(
         real_server,
         """
@@ -136,7 +136,7 @@ def test_sources_push_no_filters(real_server: str) -> None:
         assert type(reader).pushFilters is DataSourceReader.pushFilters
 
 
-def test_a_dropped_space_is_told_from_a_changed_one(tmp_path: Path, tarantool: object) -> None:
+def test_dropped_and_changed_spaces_have_different_errors(tmp_path: Path, tarantool: object) -> None:
     with server("real", tmp_path) as address:
         reader = TarantoolSource({"uri": address, "space": "orders"}).reader(StructType())
         run(address, "box.space.orders:format({{'id', 'unsigned'}, {'title', 'string'}})")

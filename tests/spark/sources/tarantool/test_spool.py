@@ -1,5 +1,6 @@
 """Spools of real servers: settled rows are available immediately, survive a loss of the server, and come from any
-member."""
+member.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def open_spool(tmp_path: Path) -> Iterator[Open]:
         spool.close()
 
 
-def test_who_may_not_replicate_is_told_which_right_he_lacks(server: RealServer) -> None:
+def test_user_without_the_replication_role_gets_the_grant_as_a_hint(server: RealServer) -> None:
     server.eval("box.schema.user.create('limited', {password = 'pass'})")
     uri = parse_uri(f"limited:pass@{members(server)[0].address}")
     advice = "'limited' lacks the role replication: box.schema.user.grant('limited', 'replication')"
@@ -69,9 +70,7 @@ def test_who_may_not_replicate_is_told_which_right_he_lacks(server: RealServer) 
     assert caught.value.hint == advice
 
 
-def test_it_begins_with_a_snapshot_and_has_what_follows_at_once(
-    server: RealServer, open_spool: Open, tmp_path: Path
-) -> None:
+def test_spool_begins_with_a_snapshot_and_follows(server: RealServer, open_spool: Open, tmp_path: Path) -> None:
     server.eval("fill(1, 100)")
     spool = open_spool(server)
     start = VClock(server.vclock())
@@ -91,7 +90,7 @@ def test_it_begins_with_a_snapshot_and_has_what_follows_at_once(
     assert len(names(tmp_path / "spool")) == 2
 
 
-def test_a_lost_spool_is_filled_again_from_the_server(server: RealServer, open_spool: Open, tmp_path: Path) -> None:
+def test_lost_spool_is_filled_again_from_the_server(server: RealServer, open_spool: Open, tmp_path: Path) -> None:
     spool = open_spool(server)
     server.eval("fill(1, 10)")
     reach(spool, server.vclock())
@@ -107,7 +106,7 @@ def test_a_lost_spool_is_filled_again_from_the_server(server: RealServer, open_s
     assert spool.index.schema_at(spool.index.settled).schema.get("t") is None
 
 
-def test_a_spool_that_begins_too_late_begins_anew(server: RealServer, open_spool: Open) -> None:
+def test_spool_that_begins_after_the_wanted_position_is_restarted_there(server: RealServer, open_spool: Open) -> None:
     start = VClock(server.vclock())
     server.eval("fill(1, 10)")
     open_spool(server).close()
@@ -116,7 +115,7 @@ def test_a_spool_that_begins_too_late_begins_anew(server: RealServer, open_spool
     assert keys(spool.index, start) == list(range(1, 11))
 
 
-def test_latest_begins_where_the_server_is(server: RealServer, open_spool: Open) -> None:
+def test_latest_begins_at_the_servers_position(server: RealServer, open_spool: Open) -> None:
     server.eval("fill(1, 10)")
     spool = open_spool(server, begin="latest")
     start = VClock(server.vclock())
@@ -130,7 +129,7 @@ def test_latest_begins_where_the_server_is(server: RealServer, open_spool: Open)
     assert again.index.earliest == VClock(server.vclock())
 
 
-def test_what_was_committed_is_dropped_and_a_new_reader_gets_a_new_snapshot(
+def test_committed_rows_are_dropped_and_a_new_reader_gets_a_new_snapshot(
     server: RealServer, open_spool: Open, tmp_path: Path
 ) -> None:
     spool = open_spool(server, wal_max_size=1000)
@@ -164,9 +163,7 @@ def test_rows_that_the_server_no_longer_has_are_named(forgetful_server: RealServ
     assert "failOnDataLoss=false" in str(caught.value)
 
 
-def test_a_new_snapshot_stands_for_rows_that_are_gone_where_that_is_allowed(
-    forgetful_server: RealServer, open_spool: Open
-) -> None:
+def test_missing_rows_are_replaced_by_a_new_snapshot_if_allowed(forgetful_server: RealServer, open_spool: Open) -> None:
     spool = open_spool(forgetful_server)
     start = spool.index.settled
     spool.close()
@@ -181,9 +178,7 @@ def test_a_new_snapshot_stands_for_rows_that_are_gone_where_that_is_allowed(
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_refill_from_collected_logs_is_a_gap_too(
-    forgetful_server: RealServer, open_spool: Open, allowed: bool
-) -> None:
+def test_refill_from_collected_logs_is_a_gap(forgetful_server: RealServer, open_spool: Open, allowed: bool) -> None:
     start = VClock(forgetful_server.vclock())
     forgetful_server.eval("fill(1, 10)")
     collect_logs(forgetful_server)
@@ -198,7 +193,7 @@ def test_a_refill_from_collected_logs_is_a_gap_too(
     assert VClock(gap.after) == start
 
 
-def test_the_server_keeps_its_logs_for_who_registers(server: RealServer, open_spool: Open) -> None:
+def test_server_keeps_its_logs_for_a_registered_spool(server: RealServer, open_spool: Open) -> None:
     spool = open_spool(server, register=True)
     start = spool.index.settled
     spool.close()
@@ -210,7 +205,7 @@ def test_the_server_keeps_its_logs_for_who_registers(server: RealServer, open_sp
     assert server.eval("return box.space._cluster:len()") == [2]
 
 
-def test_a_server_that_lost_its_tail_ends_it_with_the_rows_named(
+def test_server_that_lost_its_tail_ends_the_spool_with_the_lost_rows(
     server: RealServer, open_spool: Open, tmp_path: Path
 ) -> None:
     spool = open_spool(server)
@@ -228,7 +223,7 @@ def test_a_server_that_lost_its_tail_ends_it_with_the_rows_named(
         reach(spool, {1: lsn + 100})
 
 
-def test_one_process_at_a_time_writes_to_a_spool(
+def test_only_one_process_writes_to_a_spool(
     server: RealServer, open_spool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spool_module, "LOCK_SECONDS", 0.5)
@@ -237,7 +232,7 @@ def test_one_process_at_a_time_writes_to_a_spool(
         open_spool(server)
 
 
-def test_mistakes_end_the_opening(server: RealServer, tmp_path: Path) -> None:
+def test_wrong_password_or_address_fails_the_opening(server: RealServer, tmp_path: Path) -> None:
     wrong = [parse_uri(f"replicator:wrong@{server.address}")]
     for begin in _BEGINNINGS:
         with pytest.raises(ArchiveRefused, match="check the user and the password"):
@@ -257,7 +252,7 @@ def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Re
 
 
 def cut_off(server: RealServer) -> None:
-    """Cut it off from all upstreams."""
+    """Cut the server off from all its upstreams."""
     server.eval("box.cfg{replication = {}}")
 
 
@@ -274,7 +269,7 @@ def test_another_member_is_followed_when_one_dies(servers: tuple[RealServer, Rea
     assert keys(spool.index, start) == list(range(1, 21))
 
 
-def test_a_member_that_is_behind_has_lost_nothing(servers: tuple[RealServer, RealServer], open_spool: Open) -> None:
+def test_lagging_member_is_waited_for(servers: tuple[RealServer, RealServer], open_spool: Open) -> None:
     a, b = servers
     cut_off(b)
     spool = open_spool(a, b)
@@ -310,7 +305,7 @@ def test_rows_that_no_member_has_in_time_are_lost(
         reach(spool, {1: lsn + 100})
 
 
-def test_what_was_never_settled_is_given_up_for_the_log_of_another_member(
+def test_unsettled_rows_are_dropped_for_the_log_of_another_member(
     servers: tuple[RealServer, RealServer], open_spool: Open
 ) -> None:
     a, b = servers
@@ -340,7 +335,7 @@ def test_what_was_never_settled_is_given_up_for_the_log_of_another_member(
 # --- a node of ours ---
 
 
-async def test_a_node_of_ours_is_spooled(tmp_path: Path) -> None:
+async def test_spool_follows_a_flowstone_node(tmp_path: Path) -> None:
     with served_node.serve(tmp_path / "node") as node:
         async with await served_node.connect(node) as connection:
             await served_node.create_space(connection, 512, "t", [("id", "unsigned")])

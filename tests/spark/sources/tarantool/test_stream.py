@@ -42,7 +42,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServe
 
 
 class Query:
-    """The calls of Spark: the offset log, batches in order, commits; `died` forgets the reader."""
+    """The calls of Spark: the offset log, batches in order, and commits; `died` drops the reader."""
 
     def __init__(self, tmp_path: Path, *groups: str, **options: str) -> None:
         self.spool = tmp_path / "spool"
@@ -120,7 +120,9 @@ def ids(rows: list[Row]) -> list[int]:
     return [row["id"] for row in rows]
 
 
-def test_a_snapshot_in_chunks_then_changes_and_each_batch_again(server: RealServer, make: Callable[..., Query]) -> None:
+def test_stream_delivers_a_snapshot_in_chunks_then_changes_repeatably(
+    server: RealServer, make: Callable[..., Query]
+) -> None:
     server.eval("fill(1, 30000)")
     query = make(server.uri, space="t", columns="id,_operation,_commit_version,_commit_timestamp,_lsn")
     chunks = [query.batch(ReadMaxRows(1)) for _ in range(3)]
@@ -134,14 +136,14 @@ def test_a_snapshot_in_chunks_then_changes_and_each_batch_again(server: RealServ
     assert times == sorted(times)
     last = len(query.logged) - 1
     query.died()
-    assert query.run(last) == query.batches[last]  # before any latestOffset, by a new process
+    assert query.run(last) == query.batches[last]  # a new process calls this before any latestOffset
     assert query.rest() == []
     assert query.reader.reportLatestOffset() == {uuid: lsns for uuid, lsns in query.position.items() if "-" in uuid}
     server.eval("fill(1, 1)")
     assert ids(query.rest()) == [1]
 
 
-def test_nothing_that_was_rolled_back_is_ever_delivered(server: RealServer, make: Callable[..., Query]) -> None:
+def test_rolled_back_rows_are_never_delivered(server: RealServer, make: Callable[..., Query]) -> None:
     query = make(server.uri, columns="_space,_tuple", startingOffsets="latest")
     assert query.batch() == []
     server.eval(
@@ -151,7 +153,7 @@ def test_nothing_that_was_rolled_back_is_ever_delivered(server: RealServer, make
     assert [row["_tuple"] for row in query.rest() if row["_space"] == "s"] == ["[1]", "[3]"]
 
 
-def test_a_lost_spool_is_filled_again(server: RealServer, make: Callable[..., Query]) -> None:
+def test_lost_spool_is_filled_again(server: RealServer, make: Callable[..., Query]) -> None:
     query = make(server.uri, space="t", columns="id,_lsn,_commit_version,_commit_timestamp")
     query.rest()
     server.eval("fill(1, 50)")
@@ -165,7 +167,7 @@ def test_a_lost_spool_is_filled_again(server: RealServer, make: Callable[..., Qu
     assert ids(rows + query.rest()) == list(range(1, 61))
 
 
-def test_a_snapshot_lost_half_way_is_loud(server: RealServer, make: Callable[..., Query]) -> None:
+def test_snapshot_lost_halfway_is_an_error(server: RealServer, make: Callable[..., Query]) -> None:
     server.eval("fill(1, 5000)")
     query = make(server.uri, space="t")
     query.batch(ReadMaxRows(1))
@@ -176,7 +178,7 @@ def test_a_snapshot_lost_half_way_is_loud(server: RealServer, make: Callable[...
 
 
 @pytest.mark.parametrize("starting", ["snapshot", "latest"])
-def test_the_first_batch_is_read_again_by_another_process(
+def test_first_batch_can_be_repeated_by_another_process(
     server: RealServer, make: Callable[..., Query], starting: str
 ) -> None:
     server.eval("fill(1, 5)")
@@ -195,7 +197,7 @@ def test_the_first_batch_is_read_again_by_another_process(
         assert ids(query.rest()) == [6, 7]
 
 
-def test_what_is_committed_is_dropped(server: RealServer, make: Callable[..., Query]) -> None:
+def test_committed_rows_are_dropped(server: RealServer, make: Callable[..., Query]) -> None:
     query = make(server.uri)
     query.rest()
     assert list(query.spool.glob("*/*.snap"))
@@ -205,7 +207,7 @@ def test_what_is_committed_is_dropped(server: RealServer, make: Callable[..., Qu
 
 
 @pytest.mark.parametrize("allowed", ["true", "false"])
-def test_a_gap_is_an_error_or_a_new_snapshot(server: RealServer, make: Callable[..., Query], allowed: str) -> None:
+def test_gap_is_an_error_or_a_new_snapshot(server: RealServer, make: Callable[..., Query], allowed: str) -> None:
     query = make(server.uri, space="t", columns="id,_operation", failOnDataLoss=allowed)
     query.rest()
     server.eval("fill(1, 10)")
@@ -243,7 +245,7 @@ def test_two_replica_sets_make_one_stream(server: RealServer, make: Callable[...
     assert set(query.position) - {"stamps"} == set(by_set)
 
 
-def test_another_member_goes_on_with_the_stream(make: Callable[..., Query], tmp_path: Path) -> None:
+def test_stream_continues_from_another_member(make: Callable[..., Query], tmp_path: Path) -> None:
     with pair(tmp_path) as (a, b):
         query = make(f"{a.uri},{b.uri}", columns="_space,_tuple")
         query.rest()
@@ -255,9 +257,7 @@ def test_another_member_goes_on_with_the_stream(make: Callable[..., Query], tmp_
         assert len(query.rest()) == 10
 
 
-def test_a_change_of_format_ends_the_query_and_a_new_one_goes_on(
-    server: RealServer, make: Callable[..., Query]
-) -> None:
+def test_change_of_format_ends_the_query_and_a_new_one_resumes(server: RealServer, make: Callable[..., Query]) -> None:
     server.eval("fill(1, 3)")
     query = make(server.uri, space="t", columns="id,_lsn")
     query.rest()
@@ -285,7 +285,7 @@ def test_a_change_of_format_ends_the_query_and_a_new_one_goes_on(
     assert [row["third"] for row in query.rest()] == ["newer"]
 
 
-def test_a_vclock_can_be_the_beginning(server: RealServer, make: Callable[..., Query]) -> None:
+def test_stream_can_begin_at_a_vclock(server: RealServer, make: Callable[..., Query]) -> None:
     lsn = server.vclock()[1]
     server.eval("fill(1, 10)")
     query = make(server.uri, space="t", columns="id", startingOffsets=f'{{"1": {lsn + 4}}}', maxRowsPerTrigger="3")
@@ -296,7 +296,7 @@ def test_a_vclock_can_be_the_beginning(server: RealServer, make: Callable[..., Q
     assert query.run(0) == query.batches[0]
 
 
-def test_limits_are_those_of_the_transport(server: RealServer, make: Callable[..., Query]) -> None:
+def test_default_limits_depend_on_the_transport(server: RealServer, make: Callable[..., Query]) -> None:
     for transport, kind in [("auto", ReadMaxBytes), ("inline", ReadMaxBytes), ("file", ReadAllAvailable)]:
         options = tarantool_options(
             {"uri": server.uri, "spoolLocation": "/nowhere", "transport": transport}, streaming=True
@@ -312,7 +312,7 @@ def test_limits_are_those_of_the_transport(server: RealServer, make: Callable[..
         ({"space": "nope"}, FlowstoneError, "unknown space 'nope'"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_made(
+def test_mistakes_are_reported_before_anything_is_created(
     server: RealServer, make: Callable[..., Query], options: dict[str, str], error: type[Exception], message: str
 ) -> None:
     query = make(server.uri, **options)
@@ -341,7 +341,7 @@ def streamed(spark: SparkSession, server: RealServer, directory: Path, **options
     return found
 
 
-def test_spark_gets_each_change_once_whatever_the_transport(
+def test_spark_delivers_each_change_once_by_every_transport(
     spark: SparkSession, server: RealServer, tmp_path: Path
 ) -> None:
     register(spark)
@@ -352,7 +352,7 @@ def test_spark_gets_each_change_once_whatever_the_transport(
         assert streamed(spark, server, tmp_path, transport=transport) == list(range(first, first + 10))
 
 
-def test_an_unreachable_server_is_one_sentence_at_the_front(spark: SparkSession, tmp_path: Path) -> None:
+def test_unreachable_server_is_one_clear_error_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
     register(spark)
     source = spark.readStream.format("tarantool").options(uri="127.0.0.1:1", spoolLocation=str(tmp_path / "spool"))
     with pytest.raises(PySparkException) as caught:
@@ -362,7 +362,7 @@ def test_an_unreachable_server_is_one_sentence_at_the_front(spark: SparkSession,
     assert "Traceback" not in text.split("cannot connect")[0]
 
 
-def test_executors_get_no_login() -> None:
+def test_executors_get_no_password() -> None:
     given = {"uri": "dana:hunter2@127.0.0.1:3301", "spoolLocation": "spool"}
     reader = TarantoolStreamReader(tarantool_options(given, streaming=True))
     assert b"hunter2" not in pickle.dumps(reader)

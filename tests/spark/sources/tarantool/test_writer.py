@@ -35,7 +35,7 @@ def _new_space(address: str) -> int:
 
 
 def write(address: str, space_id: int, table: pa.Table, *, stream: bool = False, **options: str) -> Written:
-    """Write as Spark does: created on the driver, pickled on its way to a task."""
+    """Write as Spark does: the writer is created on the driver and pickled on its way to a task."""
     source = TarantoolSource({"uri": address, "space": str(space_id), **options})
     make = source.streamWriter if stream else source.writer
     writer = pickle.loads(pickle.dumps(make(from_arrow_schema(table.schema), False)))
@@ -46,7 +46,7 @@ def write(address: str, space_id: int, table: pa.Table, *, stream: bool = False,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_rows_are_written_and_written_again(address: str, space_id: int, stream: bool) -> None:
+def test_rows_can_be_written_again(address: str, space_id: int, stream: bool) -> None:
     table = pa.table({"name": ["a", "b", "c"], "id": [1, 2, 3]})
     for how in ("insert", "insert", "replace", "skip"):
         done = write(address, space_id, table, stream=stream, onConflict=how)
@@ -54,13 +54,13 @@ def test_rows_are_written_and_written_again(address: str, space_id: int, stream:
         assert rows_of(address, space_id) == [(1, "a", None), (2, "b", None), (3, "c", None)]
 
 
-def test_an_empty_part_writes_nothing(address: str, space_id: int) -> None:
+def test_empty_partition_writes_nothing(address: str, space_id: int) -> None:
     assert write(
         address, space_id, pa.table({"id": pa.array([], pa.int64()), "name": pa.array([], pa.string())})
     ) == Written(0, 0)
 
 
-def test_large_texts_of_arrow_are_texts(address: str, space_id: int) -> None:
+def test_large_strings_of_arrow_are_accepted(address: str, space_id: int) -> None:
     source = TarantoolSource({"uri": address, "space": str(space_id)})
     writer = source.writer(SCHEMA, False)
     large = pa.table({"id": [1], "name": pa.array(["a"], pa.large_string())})
@@ -68,8 +68,8 @@ def test_large_texts_of_arrow_are_texts(address: str, space_id: int) -> None:
     assert rows_of(address, space_id) == [(1, "a", None)]
 
 
-def test_what_is_read_can_be_written(address: str, space_id: int) -> None:
-    """Raw tuples: no type and no field is lost."""
+def test_raw_tuples_can_be_read_and_written_back(address: str, space_id: int) -> None:
+    """Raw tuples keep every type and every field."""
     source = TarantoolSource({"uri": address, "space": "orders", "columns": "_tuple_msgpack"})
     reader = source.reader(StructType())
     tuples = pa.Table.from_batches([batch for part in reader.partitions() for batch in reader.read(part)])
@@ -99,7 +99,7 @@ def test_what_is_read_can_be_written(address: str, space_id: int) -> None:
         ({}, SCHEMA, "option space is missing; specify the space to write to"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_written(
+def test_mistakes_are_found_before_any_row_is_written(
     address: str, options: dict[str, str], schema: StructType, message: str
 ) -> None:
     before = rows_of(address, 512)
@@ -116,7 +116,7 @@ def test_spaces_that_cannot_be_written_to_are_refused(real_server: str) -> None:
         TarantoolSource({"uri": real_server, "space": str(number)}).writer(SCHEMA, False)
 
 
-def test_overwriting_is_refused_with_a_way_out(address: str) -> None:
+def test_overwrite_mode_is_refused_with_a_hint(address: str) -> None:
     source = TarantoolSource({"uri": address, "space": "orders"})
     for make in (source.writer, source.streamWriter):
         with pytest.raises(
@@ -128,7 +128,7 @@ def test_overwriting_is_refused_with_a_way_out(address: str) -> None:
 def test_spark_writes_batches_and_streams(
     spark: SparkSession, real_server: str, node_server: str, tmp_path: Path
 ) -> None:
-    """The stream is run again from its beginning: its rows exist already."""
+    """The stream is run again from its beginning, when its rows already exist."""
     register(spark)
     rows: Any = spark.range(1000).selectExpr("id", "concat('n', id) as name").repartition(3)
     batch_space, stream_space = _new_space(real_server), _new_space(node_server)

@@ -66,7 +66,7 @@ def test_archives_of_one_replica_set_complete_each_other() -> None:
     assert logs.newest_snapshot() == VClock({1: 7})
 
 
-def test_a_moment_is_found_in_that_which_has_it() -> None:
+def test_moment_is_resolved_in_the_archive_that_contains_it() -> None:
     disk = new_disk()
     logs = one_set(archive(disk, "a", 1, 10), archive(disk, "b", 8, 20))
     assert logs.resolve(AsOf(lsn=4)) == (logs.indexes[0], VClock({1: 4}))
@@ -76,7 +76,7 @@ def test_a_moment_is_found_in_that_which_has_it() -> None:
         logs.resolve(AsOf(lsn=30))
 
 
-def test_a_time_is_found_in_that_which_goes_so_far() -> None:
+def test_time_is_resolved_in_the_archive_that_reaches_it() -> None:
     disk = new_disk()
     archives = archive(disk, "a", 1, 10), archive(disk, "b", 8, 20)
     logs = one_set(*archives)
@@ -88,7 +88,7 @@ def test_a_time_is_found_in_that_which_goes_so_far() -> None:
     assert logs.resolve(AsOf(time=121.0)) == (logs.indexes[1], VClock({1: 20}))
 
 
-def test_who_knows_where_it_ends_is_not_outdone_by_one_that_ends_before() -> None:
+def test_archive_with_a_known_end_is_preferred_to_one_that_ends_earlier() -> None:
     disk = new_disk()
     plain, known = archive(disk, "a", 1, 10), archive(disk, "b", 8, 20)
     logs = ReplicaSetLogs(UUID, (without_manifest(plain), *one_set(known).indexes))
@@ -106,7 +106,7 @@ def test_offsets_are_names_or_positions() -> None:
         logs.offset_of({OTHER_UUID: VClock({1: 3})}, "endingOffsets")
 
 
-def test_a_snapshot_to_begin_with_must_be_there() -> None:
+def test_starting_snapshot_must_exist() -> None:
     disk = new_disk()
     made = archive(disk, "a", 1, 4)
     disk.unlink(f"a/{0:020d}.snap")
@@ -114,7 +114,7 @@ def test_a_snapshot_to_begin_with_must_be_there() -> None:
         one_set(made).newest_snapshot()
 
 
-def test_replica_sets_are_told_apart_and_must_have_the_same_columns() -> None:
+def test_replica_sets_are_separate_and_need_the_same_columns() -> None:
     disk = new_disk()
     archive(disk, "a", 1, 4)
     other = archive(disk, "b", 1, 4, OTHER_UUID)
@@ -129,7 +129,7 @@ def test_replica_sets_are_told_apart_and_must_have_the_same_columns() -> None:
         contracts_of_batch(directories, options)
 
 
-def test_logs_that_do_not_say_whose_they_are_are_read_alone() -> None:
+def test_several_logs_of_unknown_replica_sets_are_refused() -> None:
     disk = new_disk()
     for name in ("a", "b"):
         archive(disk, name, 1, 4)
@@ -139,7 +139,7 @@ def test_logs_that_do_not_say_whose_they_are_are_read_alone() -> None:
         LogDirectories.open(disk, ["a", "b"])
 
 
-def test_columns_of_a_stream_are_those_of_where_it_goes_on(tmp_path: Path) -> None:
+def test_stream_has_the_columns_of_its_resume_position(tmp_path: Path) -> None:
     made = archive(production().disk, str(tmp_path / "a"), 1, 4)
     made.write(whole(define(5, 512, "orders", ("id", "unsigned"), ("name", "string"), ("more", "string"))))
     made.write(whole(insert(6, 6, "x", "y")), whole(define(7, 512, "orders", ("id", "unsigned"))))
@@ -154,7 +154,7 @@ def test_columns_of_a_stream_are_those_of_where_it_goes_on(tmp_path: Path) -> No
 
     assert columns() == ("id",)
     assert columns(schemaAt='{"1": 3}') == ("id", "name")
-    assert columns(schemaAt='{"1": 4}') == ("id", "name", "more")  # the next transaction is the change
+    assert columns(schemaAt='{"1": 4}') == ("id", "name", "more")  # the next transaction changes the format
     assert columns(schemaAt=f'{{"{UUID}": {{"1": 5}}}}') == ("id", "name", "more")
     assert columns(schemaAt='{"1": 6}') == ("id",)
     checkpoint = tmp_path / "checkpoint"
@@ -167,7 +167,7 @@ def test_columns_of_a_stream_are_those_of_where_it_goes_on(tmp_path: Path) -> No
     assert columns(schemaAt=str(checkpoint)) == ("id", "name")
 
 
-def test_columns_of_a_batch_are_those_at_its_end() -> None:
+def test_batch_has_the_columns_at_its_end() -> None:
     disk = new_disk()
     made = archive(disk, "a", 1, 4)
     made.write(whole(define(5, 512, "orders", ("id", "unsigned"))))

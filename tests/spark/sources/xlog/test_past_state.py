@@ -112,7 +112,7 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_moment_is_as_it_was(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_at_every_position_equals_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:
         monkeypatch.setattr(past_state, "SLICE_SIZE", 1)
     if seed > 1:
@@ -150,13 +150,13 @@ def test_large_snapshot_is_split_by_key_ranges(monkeypatch: pytest.MonkeyPatch) 
     assert found[1998] == "changed"
     assert found[5000] == "new"
     assert state(archive, asOf="2") == [values for _, values in tuples]
-    # Whatever key a slice begins with, its changes are folded once.
+    # Whatever key a slice begins with, the changes of that key are folded once.
     archive.write(whole(*(statement(REPLACE, 7 + number, {0x10: 512, 0x21: (number, "r")}) for number in range(2000))))
     archive.save()
     assert state(archive) == [*((number, "r") for number in range(2000)), (5000, "new")]
 
 
-def test_a_space_without_order_is_shared_out_by_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_with_a_hash_index_is_split_by_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_state, "SHARE_SIZE", 100)
     archive = WrittenArchive()
     key = (288, (512, 0, "pk", "hash", {"unique": True}, [[0, "unsigned"]]))
@@ -172,7 +172,7 @@ def test_a_space_without_order_is_shared_out_by_hash(monkeypatch: pytest.MonkeyP
     assert state(archive) == sorted((number, "x" * 100) for number in range(1000) if number != 5)
 
 
-def test_a_primary_key_that_was_altered_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_primary_key_altered_before_the_moment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     archive = WrittenArchive()
     archive.define_orders()
     archive.write(whole(insert(3, 1, "b"), insert(4, 2, "a")), whole(insert(5, 3, "c"), delete(6, 3)))
@@ -187,7 +187,7 @@ def test_a_primary_key_that_was_altered_on_the_way(monkeypatch: pytest.MonkeyPat
     assert state(archive, asOf="6") == [(1, "b"), (2, "a")]
 
 
-def test_a_space_that_was_made_anew_has_nothing_of_the_old_one() -> None:
+def test_recreated_space_has_no_rows_of_the_old_one() -> None:
     archive = WrittenArchive()
     archive.define_orders()
     archive.write(whole(insert(3, 1, "old")))
@@ -201,7 +201,7 @@ def test_a_space_that_was_made_anew_has_nothing_of_the_old_one() -> None:
         state(archive, asOf="5")
 
 
-def test_what_is_not_settled_is_refused() -> None:
+def test_unsettled_moment_is_refused() -> None:
     archive = WrittenArchive()
     archive.define_orders()
     archive.write(whole(insert(3, 1, "x"), flags=SYNC))
@@ -211,7 +211,7 @@ def test_what_is_not_settled_is_refused() -> None:
     assert state(archive) == []
 
 
-def test_columns_are_those_of_the_moment() -> None:
+def test_columns_are_those_at_the_moment() -> None:
     archive = WrittenArchive()
     archive.define_orders()
     archive.write(whole(insert(3, 1, "x")))
@@ -226,7 +226,7 @@ def test_columns_are_those_of_the_moment() -> None:
     assert rows(archive, columns="_tuple,_space,id") == [{"_tuple": '[1,"x"]', "_space": "orders", "id": 1}]
 
 
-def test_hashes_of_passwords_are_shown_on_request_only() -> None:
+def test_password_hashes_are_hidden_by_default() -> None:
     archive = WrittenArchive()
     user = (32, 1, "eve", "user", {"chap-sha1": "secret="})
     archive.write(whole(statement(INSERT, 1, {0x10: 304, 0x21: user})))
@@ -238,7 +238,7 @@ def test_hashes_of_passwords_are_shown_on_request_only() -> None:
     assert "secret=" in shown.column(0)[0].as_py()
 
 
-def test_keys_are_shared_out_evenly_and_always_alike() -> None:
+def test_keys_are_split_evenly_and_deterministically() -> None:
     keys = pa.array([pack(number) for number in range(4000)], pa.binary())
     archive = WrittenArchive()
     archive.define_orders()

@@ -44,7 +44,7 @@ def stream(spark: SparkSession, archive: WrittenArchive, checkpoint: Path, **opt
     return [batch for batch in batches if batch]
 
 
-def test_a_batch_has_the_settled_changes(spark: SparkSession, archive: WrittenArchive) -> None:
+def test_batch_has_the_settled_changes(spark: SparkSession, archive: WrittenArchive) -> None:
     frame = spark.read.format("xlog").option("space", "orders").load(archive.directory)
     rows = frame.select("_operation", "_commit_version", "_lsn", "id", "name", "_replicaset_uuid").collect()
     assert [tuple(row)[:5] for row in rows] == [
@@ -57,15 +57,15 @@ def test_a_batch_has_the_settled_changes(spark: SparkSession, archive: WrittenAr
     assert rows[0]["_replicaset_uuid"] == UUID
 
 
-def test_a_batch_without_changes_is_empty(spark: SparkSession, archive: WrittenArchive) -> None:
+def test_batch_without_changes_is_empty(spark: SparkSession, archive: WrittenArchive) -> None:
     options = {"space": "orders", "startingOffsets": "latest"}
     assert spark.read.format("xlog").options(**options).load(archive.directory).count() == 0
 
 
-def test_a_state_of_the_past_has_the_columns_of_its_space(spark: SparkSession, archive: WrittenArchive) -> None:
+def test_past_state_has_the_columns_of_its_space(spark: SparkSession, archive: WrittenArchive) -> None:
     reader = spark.read.format("xlog").options(mode="state", space="orders")
     assert sorted(map(tuple, reader.load(archive.directory).collect())) == [(3, "drei", None), (5, "kept", None)]
-    then = reader.option("asOf", "1970-01-01T00:01:44Z").load(archive.directory)  # LSN 4 was written then
+    then = reader.option("asOf", "1970-01-01T00:01:44Z").load(archive.directory)  # the time at which LSN 4 was written
     assert then.columns == ["id", "name", "_extra"]
     assert sorted(row["name"] for row in then.collect()) == ["four", "three"]
 
@@ -82,7 +82,7 @@ def test_several_directories_are_one_frame(spark: SparkSession, archive: Written
     }
 
 
-def test_a_stream_goes_on_where_it_stopped(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
+def test_stream_resumes_where_it_stopped(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     assert stream(spark, archive, checkpoint, maxRowsPerTrigger="3") == [[3, 4], [5], [9, 10]]
     archive.write(whole(insert(11, 11, "eleven")))
@@ -91,7 +91,7 @@ def test_a_stream_goes_on_where_it_stopped(spark: SparkSession, archive: Written
     assert not stream(spark, archive, checkpoint)
 
 
-def test_a_stream_stops_where_the_format_changes_and_goes_on_with_the_new_columns(
+def test_stream_stops_at_a_change_of_format_and_resumes_with_the_new_columns(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
@@ -110,7 +110,7 @@ def test_a_stream_stops_where_the_format_changes_and_goes_on_with_the_new_column
     assert query.lastProgress is not None
     archive.write(whole(define(14, 512, "orders", ("id", "unsigned"))), whole(insert(15, 15)))
     archive.save()
-    # By now there is a third format; the checkpoint names the one with which the query continues.
+    # By now there is a third format; the checkpoint names the format with which the query continues.
     with pytest.raises(PySparkException, match=r"changes after \{1: 13\}"):
         stream(spark, archive, checkpoint, columns="_lsn,note", schemaAt=str(checkpoint))
     assert stream(spark, archive, checkpoint, columns="_lsn,id", schemaAt=str(checkpoint)) == [[15]]
@@ -125,7 +125,7 @@ def test_a_stream_stops_where_the_format_changes_and_goes_on_with_the_new_column
         ({"mode": "state", "space": "orders", "asOf": "1"}, "the position after LSN 1 is not settled"),
     ],
 )
-def test_mistakes_are_one_sentence_at_the_front(
+def test_mistakes_are_one_sentence_at_the_start(
     spark: SparkSession, archive: WrittenArchive, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PySparkException) as caught:

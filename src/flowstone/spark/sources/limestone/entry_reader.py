@@ -64,7 +64,7 @@ def _open(disk: Disk, part: PieceSlice) -> File:
 
 
 def _names(part: PieceSlice) -> Iterator[str]:
-    """Yield the possible names of the file: its own, and those that rotation may have given it."""
+    """Yield the possible names of the file: its own name, and the names that rotation may have given it."""
     yield part.name
     if part.is_compacted:
         yield names.COMPACTED_PREVIOUS

@@ -34,7 +34,8 @@ FOLD_ROWS: Final = 1 << 20
 """Number of entries to gather before superseded ones are discarded."""
 
 STORAGE, KEY, PLACE, GONE = "#storage", "#key", "place", "#gone"
-"""Columns besides those of the contract: the grouping key, the winning order, and whether an entry removes its key."""
+"""Columns in addition to the contract: storage and key for grouping, the order that decides which entry wins, and a
+flag for removal."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _own(chunk: EntryChunk, share: StateShare, *, is_compacted: bool) -> Rows:
     if share.count == 1 or not len(rows):
         return rows
     shares: Rows = np.empty(len(rows), np.int64)
-    key_shares(chunk.buf, np.ascontiguousarray(chunk.table), rows, share.count, shares)
+    key_shares(chunk.buf, chunk.table, rows, share.count, shares)
     is_own: NDArray[np.bool_] = shares == share.number
     return rows[is_own]
 

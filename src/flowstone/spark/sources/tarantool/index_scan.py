@@ -17,16 +17,16 @@ from flowstone.box.engine import keys
 from flowstone.client.connection import REQUEST_SECONDS, Connection
 from flowstone.columns.tuple_slabs import slab_of_spans
 from flowstone.errors import FlowstoneError, RemoteProtocolError
-from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response
-from flowstone.iproto.scan import Bytes, Cells, read_map, read_uint, skip_value, value_end
+from flowstone.iproto.scan import Bytes, Cells
+from flowstone.iproto.scan_kernels import skip_value
 from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import Uri
-from flowstone.kernels import kernel
-from flowstone.kernels.wide import big16, big32, byte
 from flowstone.outside.loop_thread import LoopThread
 from flowstone.spark.sources.tarantool.live_node import connect, explained, select_body
+from flowstone.spark.sources.tarantool.select_kernels import tuple_spans
 
 PAGE_SIZE: Final = 4 * 1024 * 1024
 """Size of a page to aim for, in bytes. The first page is small because the size of tuples is not known yet."""
@@ -35,48 +35,6 @@ FIRST_PAGE_ROWS: Final = 256
 PAGE_ROWS_MAX: Final = 20_000
 ROWS_MIN: Final = 2048
 """Smallest number of rows to decode together, if there are that many."""
-
-DATA: Final = Key.DATA.value
-
-
-@kernel
-def tuple_spans(buf: Bytes, edges: Cells) -> int:
-    """Find the tuples in the body of an answer; `edges` receives the offset of each and the end. Return their number.
-
-    Returns -1 if the body is no answer with data, and -2 - n if `edges` has no room for the n tuples.
-    """
-    end = buf.size
-    pairs, at = read_map(buf, 0, end)
-    if at < 0:
-        return -1
-    for _ in range(pairs):
-        key, at = read_uint(buf, at, end)
-        if at < 0 or at >= end:
-            return -1
-        if key != DATA:
-            at = value_end(buf, at, end)
-            if at < 0:
-                return -1
-            continue
-        marker = byte(buf, at)
-        if 0x90 <= marker <= 0x9F:
-            count, at = marker & 0x0F, at + 1
-        elif marker == 0xDC and at + 3 <= end:
-            count, at = big16(buf, at + 1), at + 3
-        elif marker == 0xDD and at + 5 <= end:
-            count, at = big32(buf, at + 1), at + 5
-        else:
-            return -1
-        if count >= edges.size:
-            return -2 - count
-        for number in range(count):
-            edges[number] = at
-            at = value_end(buf, at, end)
-            if at < 0:
-                return -1
-        edges[count] = at
-        return count
-    return -1
 
 
 def tuples_of(body: bytes) -> list[bytes]:
@@ -169,12 +127,17 @@ class _Scan:
 
 
 def key_of(raw: bytes, index: IndexDefinition) -> list[bytes]:
-    """Return the key parts of a tuple as MessagePack; no part may lie inside a document."""
+    """Return the key parts of a tuple as MessagePack; no part may lie inside a document.
+
+    Raise RemoteProtocolError if the tuple lacks a part.
+    """
     buf: Bytes = np.frombuffer(raw, np.uint8)
     at = {0xDC: 3, 0xDD: 5}.get(raw[0], 1)
     spans = []
     for _ in range(max(part.field for part in index.parts) + 1):
         end = skip_value(buf, at, len(raw))
+        if end < 0:
+            raise RemoteProtocolError("invalid response to SELECT: a tuple without its primary key")
         spans.append((at, end))
         at = end
     return [raw[slice(*spans[part.field])] for part in index.parts]

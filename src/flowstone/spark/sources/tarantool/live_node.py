@@ -60,7 +60,9 @@ class LiveDefinitions:
         some = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
         raise UnknownSpaceThere(
             f"no space {wanted!r} at {self.address}, or user {self.user or 'guest'!r} lacks the right to see it",
-            hint=f"visible spaces: {some}" if names else "no user space is visible there",
+            hint=f"visible spaces: {some}"
+            if names
+            else f"user {self.user or 'guest'!r} sees no user space at {self.address}",
         )
 
 

@@ -21,7 +21,8 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.packet import decode_response
-from flowstone.iproto.scan import Bytes, Cells, skip_value
+from flowstone.iproto.scan import Bytes, Cells
+from flowstone.iproto.scan_kernels import skip_value
 from flowstone.iproto.uri import Uri
 from flowstone.outside import production
 from flowstone.outside.loop_thread import LoopThread

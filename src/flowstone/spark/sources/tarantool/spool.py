@@ -1,8 +1,8 @@
 """The spool of a live source: a directory that keeps the rows offered to Spark until they are committed.
 
-It is an archive (`archive/spooler.py`) that runs in an event loop in its own thread, so all methods here are
-plain calls from one thread. One process at a time writes to a spool: the lock is held from `open` until `close` or
-until the process dies. Rows are acknowledged to the server once they are durable, whatever the reader does.
+It is an archive (`archive/spooler.py`) that runs in an event loop in its own thread, so all methods here are plain
+calls from one thread. One process at a time writes to a spool: the lock is held from `open` until `close` or until the
+process dies. Rows are acknowledged to the server once they are durable, regardless of the reader's progress.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from flowstone.spark.sources.tarantool.spool import Beginning, Spool, facts_of
 from flowstone.spark.worker_errors import clear_errors
 
 WAIT_SECONDS: Final = 0.1
-"""How long a reader waits for new rows before it reports that there are none."""
+"""Maximum wait for new rows before a reader reports that there are none."""
 
 TARGET_SECONDS: Final = 0.5
 COLLECT_SECONDS: Final = 1.0
@@ -75,7 +75,8 @@ class _ReaderState(msgspec.Struct):
 
 
 def stream_schema(options: TarantoolOptions) -> str:
-    """Return the columns of the stream at the position where its query stopped; for a new query, the current ones."""
+    """Return the columns of the stream at the position where its query stopped; for a new query, the current
+    columns."""
     _check(options)
     contracts = [_contract_of(options, facts_of(members)) for members in options.members]
     return _one(contracts).spark_schema
@@ -92,7 +93,7 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     logs for this reader), `transport` (auto, file, inline, tcp: see `slice_bytes`), `transportAddress` (where
     executors reach the reader), `columns`, `unsignedAs`, `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`.
 
-    Spark creates readers in several processes. Only the one that it asks for offsets and partitions has spools.
+    Spark creates readers in several processes. Only the reader that Spark asks for offsets and partitions opens spools.
     """
 
     is_watching_driver: ClassVar[bool] = True
@@ -101,7 +102,7 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._options = options
         self._sets: _ReplicaSets | None = None
         self.targets: dict[str, VClock] | None = None
-        """Where a run with trigger AvailableNow ends, by replica set."""
+        """The end position of a run with trigger AvailableNow, by replica set."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for executors, without credentials: executors do not connect to servers."""

@@ -21,6 +21,7 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.extensions import DECIMAL_DIGITS_MAX
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.scan import Bytes, Cells
+from flowstone.native.msgpack import NIL
 from flowstone.spark.sources.state_contract import GENERIC_FIELDS, TUPLE_MSGPACK
 from flowstone.spark.sources.tarantool import encode_kernels as kernels
 
@@ -135,7 +136,7 @@ class TupleEncoder:
         )
 
     def _extra_fields(self, batch: pa.RecordBatch, counts: Cells) -> _Pieces:
-        """Encode the fields after those of the format, from JSON arrays; null means no fields."""
+        """Encode the fields beyond the format, from JSON arrays; null means no fields."""
         if not self._extra:
             return _Pieces(np.zeros(0, np.uint8), np.zeros(len(batch) + 1, np.int64))
         pieces = []
@@ -285,7 +286,7 @@ def _valid(column: pa.Array) -> Bytes:
 
 
 def _fixed(column: pa.Array, dtype: Any, width: int = 1) -> Any:
-    """Return the values of a column of numbers; those of null rows are undefined."""
+    """Return the values of a column of numbers; values of null rows are undefined."""
     start = column.offset * width
     return (
         np.frombuffer(column.buffers()[1], dtype)[start : start + width * len(column)]
@@ -304,7 +305,7 @@ def _checked(row: int, why: str) -> None:
 
 
 def _nils(count: int) -> _Pieces:
-    return _Pieces(np.full(count, kernels.NIL, np.uint8), np.arange(count + 1, dtype=np.int64))
+    return _Pieces(np.full(count, NIL, np.uint8), np.arange(count + 1, dtype=np.int64))
 
 
 def _ints(column: pa.Array, least: int) -> _Pieces:

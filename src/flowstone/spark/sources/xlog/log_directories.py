@@ -126,7 +126,7 @@ class LogDirectories:
 
 
 def contracts_of_stream(directories: LogDirectories, options: XlogOptions) -> dict[str, ChangeContract]:
-    """Return the columns of a stream: those at the position where it resumes, if known, else the current ones."""
+    """Return the columns of a stream at the position where it resumes, if known; otherwise the current columns."""
     at = options.schema_at
     offset = position_of(at.checkpoint) if at is not None and at.checkpoint is not None else Offset()
     found = {}
@@ -142,7 +142,7 @@ def contracts_of_stream(directories: LogDirectories, options: XlogOptions) -> di
 
 
 def contracts_of_batch(directories: LogDirectories, options: XlogOptions) -> dict[str, ChangeContract]:
-    """Return the columns of a batch: those at its end. Rows of former formats show the fields that still exist."""
+    """Return the columns of a batch, as of its end. Rows of former formats show the fields that still exist."""
     found = {}
     for logs in directories:
         ending = options.changes.ending

@@ -27,8 +27,7 @@ from flowstone.columns.change_contract import RAW_COLUMNS, ChangeContract
 from flowstone.columns.sort_keys import sort_keys
 from flowstone.history.secrets import USER_SPACES, hidden_tuple
 from flowstone.iproto import scan
-from flowstone.iproto.scan import Bytes, Cells
-from flowstone.kernels import kernel
+from flowstone.iproto.scan import Cells
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.fold.key_fold import Place, fold, keys_needing_old, upsert_rules
@@ -40,7 +39,7 @@ from flowstone.spark.sources.options import XlogOptions
 from flowstone.spark.sources.state_contract import StateContract
 from flowstone.spark.sources.xlog.log_directories import LogDirectories, check_alike
 from flowstone.xlog.reader import LogFile
-from flowstone.xlog.walk import checksum
+from flowstone.xlog.walk import checksums
 
 SLICE_SIZE: Final = 16 * 1024 * 1024
 """Bytes of a snapshot per task."""
@@ -151,7 +150,7 @@ def _first_row(disk: Disk, part: Slice, space: SpaceDefinition) -> tuple[int, by
 
 
 def _holding(firsts: Sequence[tuple[int, bytes | None]], space_id: int) -> slice:
-    """Return the slices that can have rows of a space: it may begin in the slice before those that begin with it."""
+    """Return the slices that can contain rows of a space. The space may begin inside the slice of an earlier space."""
     ids = [each for each, _ in firsts]
     if ids != sorted(ids):
         return slice(None)
@@ -285,7 +284,7 @@ def _own(keys: pa.Array, part: StatePart) -> pa.Array:
         _, offsets, data = keys.buffers()
         edges = np.frombuffer(offsets, np.int32, len(keys) + 1, 4 * keys.offset).astype(np.int64)
         buf = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
-        hash_keys(buf, edges, out)
+        checksums(buf, edges, out)  # the same on every machine
         return pa.array(out % count == number)
     own = pa.array(np.ones(len(keys), np.bool_))
     if part.low is not None:
@@ -293,13 +292,6 @@ def _own(keys: pa.Array, part: StatePart) -> pa.Array:
     if part.high is not None:
         own = pc.and_(own, pc.less(keys, pa.scalar(part.high, pa.binary())))
     return own
-
-
-@kernel
-def hash_keys(buf: Bytes, edges: Cells, out: Cells) -> None:
-    """Compute a hash of each key that is the same on every machine."""
-    for row in range(out.shape[0]):
-        out[row] = checksum(buf, int(edges[row]), int(edges[row + 1]))
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -67,11 +67,12 @@ class XlogSource(DataSource):
     - `mode`: changes (default) or state. `asOf` sets the moment of a state: a time with its zone, a vclock or an LSN;
       by default the newest settled position. A state has the columns of the space, see `state_contract`.
     - `space` (a name or an id): typed columns of one space; by default all spaces as JSON and MessagePack. A batch has
-      the columns at its end: rows of former formats show those of their fields that still exist. A stream has a fixed
-      schema: it ends before the format changes, and resumes with the new format when it is restarted. The same happens
-      if the space is dropped and recreated under its name, because this is a different space.
-    - `schemaAt`: where a stream resumes, so that it has the columns of this position instead of the current ones: the
-      directory of its checkpoint (recommended for every stream), or an offset.
+      the columns of the format in force at its end; rows written under an earlier format fill the columns of the fields
+      that still exist. A stream has a fixed schema: it ends before the format changes, and resumes with the new format
+      when it is restarted. The same happens if the space is dropped and recreated under its name, because this is a
+      different space.
+    - `schemaAt`: the position at which a stream resumes, given as the directory of its checkpoint (recommended for
+      every stream) or as an offset. The stream then has the columns of this position instead of the current columns.
     - `columns`, `images` (ops, post, full), `unsignedAs`, `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`.
     - `startingOffsets`: earliest (default), latest, a vclock, or `{"<replica set UUID>": vclock}`. A stream also takes
       snapshot: its first batches are the rows of the newest snapshot. `endingOffsets` (batch only): latest or vclocks.

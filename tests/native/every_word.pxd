@@ -1,0 +1,28 @@
+from flowstone.native.words cimport (
+    big16,
+    big32,
+    big64,
+    bit_length,
+    byte,
+    copy,
+    copy32,
+    float32,
+    float64,
+    float_bits,
+    high_product,
+    i64,
+    little32,
+    little64,
+    poke,
+    poke64,
+    put,
+    signed,
+    source,
+    target,
+    trailing_zeros,
+    u8,
+    u64,
+    word,
+)
+
+cpdef tuple every_word(const u8[::1] buf, u8[::1] out, i64 at, u64 first, u64 second)
