@@ -40,6 +40,7 @@ class Dashboard {
     this.state = null;
     this.receivedAt = null;
     this.connection = "connecting";
+    this.isHistoryStale = false;
     this.isPaused = false;
     this.isScheduled = false;
     this.shownAt = 0;
@@ -82,15 +83,13 @@ class Dashboard {
     }
   }
 
-  /** Handles a change of the connection; after a reconnect, requests what was missed. */
+  /** Handles a change of the connection. What was missed is requested with the next state: a server that has just
+   * started does not know the sets of the last one. */
   connected(connection) {
     this.connection = connection;
     if (connection === "connected") {
       this.transactions.isStale = true;
-      for (const set of this.state?.sets ?? []) {
-        const made = this.sets.kept.get(sectionId(set));
-        if (made !== undefined) this.loadHistory(set, made);
-      }
+      this.isHistoryStale = true;
     }
     this.showLive();
     this.schedule();
@@ -100,7 +99,13 @@ class Dashboard {
     for (const set of state.sets) set.label = labelOf(set);
     this.state = state;
     this.receivedAt = performance.now();
-    for (const set of state.sets) this.sets.kept.get(sectionId(set))?.lag.history.add(state.now, set.links);
+    for (const set of state.sets) {
+      const made = this.sets.kept.get(sectionId(set));
+      if (made === undefined) continue; // makeSet loads the history
+      if (this.isHistoryStale) this.loadHistory(set, made);
+      made.lag.history.add(state.now, set.links);
+    }
+    this.isHistoryStale = false;
     this.showVerdict();
     this.schedule();
   }
