@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from flowstone.node.changes import Change, SettledChange
     from flowstone.node.configuration import Configuration, NodeOptions
     from flowstone.node.node import Node, NotRunning
+    from flowstone.node.server.procedure_call import ProcedureCall, procedure
     from flowstone.node.spaces import Index, Space, TransactionIndex, TransactionSpace, ViewIndex, ViewSpace
     from flowstone.node.statistics import DiskUsage, Statistics
     from flowstone.node.synchro.limbo_driver import OutcomeUnknown
@@ -83,6 +84,7 @@ __all__ = [
     "NotRunning",
     "Order",
     "OutcomeUnknown",
+    "ProcedureCall",
     "RecoveryError",
     "RemoteProtocolError",
     "Replica",
@@ -107,6 +109,7 @@ __all__ = [
     "__version__",
     "follow",
     "limestone",
+    "procedure",
     "read_log",
     "spark",
 ]
@@ -137,6 +140,7 @@ __getattr__ = lazy_names(
         "NotRunning": "node.node",
         "Order": "replication.vclock",
         "OutcomeUnknown": "node.synchro.limbo_driver",
+        "ProcedureCall": "node.server.procedure_call",
         "RecoveryError": "node.wal.replay",
         "Replica": "replica.replica",
         "ReplicaState": "replica.replica",
@@ -159,6 +163,7 @@ __getattr__ = lazy_names(
         "XlogError": "xlog.errors",
         "follow": "replica.follow",
         "limestone": "",
+        "procedure": "node.server.procedure_call",
         "spark": "",
     },
 )

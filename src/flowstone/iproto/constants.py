@@ -63,6 +63,9 @@ def type_name(code: int) -> str:
     return _TYPE_NAMES.get(code, str(code))
 
 
+TYPE_PUSH = 0x80
+"""A message that precedes the response to its request."""
+
 TYPE_ERROR = 0x8000
 """Responses of this type or above are errors; the error code is `type - TYPE_ERROR`."""
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from flowstone.iproto.constants import TYPE_ERROR, Key, RequestType
+from flowstone.iproto.constants import TYPE_ERROR, TYPE_PUSH, Key, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 from flowstone.iproto.msgpack import error_map, pack
@@ -74,6 +74,11 @@ def encode_data_parts(sync: int, schema_version: int, count: int, data: bytes, w
     schema_version &= _UINT32_MASK
     size = HEADER_SIZE + 2 + len(data)
     return _DATA_HEAD(0xCE, size, 0x8300, 0xCE, 0, 0x01CF, sync, 0x05CE, schema_version, 0x8130, 0xDD, count) + data
+
+
+def encode_push(sync: int, schema_version: int, value: bytes, wide: bool = False) -> bytes:
+    """Return a message of `box.session.push()`, which precedes the reply: one raw MessagePack value."""
+    return encode_reply(TYPE_PUSH, sync, schema_version, b"\x81\x30\xdd\x00\x00\x00\x01" + value, wide)
 
 
 def encode_data_with_position(

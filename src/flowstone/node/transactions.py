@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine.transaction import InteractiveTransaction, Isolation
+from flowstone.box.engine.transaction import ADMIN, InteractiveTransaction, Isolation
 from flowstone.iproto import errors
 from flowstone.node.instance import Instance
 from flowstone.node.spaces import TransactionSpace, ViewSpace, ViewTransaction
@@ -41,7 +41,13 @@ class Transaction:
     """
 
     def __init__(
-        self, instance: Instance, isolation: str, *, is_sync: bool = False, timeout: float | None = None
+        self,
+        instance: Instance,
+        isolation: str,
+        *,
+        is_sync: bool = False,
+        timeout: float | None = None,
+        user: int = ADMIN,
     ) -> None:
         if isolation not in ISOLATIONS:
             raise errors.IllegalParams(f"Illegal parameters, txn_isolation must be one of {', '.join(ISOLATIONS)}")
@@ -54,6 +60,7 @@ class Transaction:
         self._instance = instance
         self._is_sync = is_sync
         self._timeout = timeout
+        self._user = user
         self._isolation = ISOLATIONS[isolation]
         self._transaction: InteractiveTransaction | None = None
         self._begun = 0.0
@@ -63,7 +70,7 @@ class Transaction:
         self._begun = instance.outside.clock.monotonic()
         if self._isolation is Isolation.LINEARIZABLE:
             await linearization_point(instance, self._seconds)
-        self._transaction = instance.box.begin_interactive(isolation=self._isolation)
+        self._transaction = instance.box.begin_interactive(self._user, self._isolation)
         if self._is_sync:
             self._transaction.make_sync()
         return self

@@ -20,6 +20,7 @@ from flowstone.cli.console import OK, UsageError, say
 from flowstone.cli.log import PLAIN, set_format, set_level, start_log
 from flowstone.cli.node import settings
 from flowstone.cli.node.node_web import NodeWeb
+from flowstone.cli.node.procedure_module import load_procedures
 from flowstone.cli.node.serve_data import DataPlace
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import InstanceUuidMismatch, ReplicasetUuidMismatch
@@ -62,6 +63,7 @@ class Process:
             self._log.warning("unknown option in environment: %s", name)
         _check_data(self._settings)
         node = Node(**self._settings.options, user=self._settings.user, pid=os.getpid())
+        self._register_procedures(node)
         node.on_reconfigure(lambda changed: _configure_log(node))
         web = NodeWeb(node, self._settings.process, self._settings.user)
         self._listen_to_signals(node)
@@ -81,6 +83,15 @@ class Process:
             await node.stop()
         self._log.info("stopped")
         return OK
+
+    def _register_procedures(self, node: Node) -> None:
+        module = self._settings.process.procedures
+        if module is None:
+            return
+        procedures = load_procedures(module)
+        for procedure in procedures:
+            node.register(procedure.name, procedure)
+        self._log.info("procedures: %s", ", ".join(procedure.name for procedure in procedures))
 
     async def _start_node(self, node: Node) -> None:
         """Start the node, and return when it runs or must stop: waiting for peers may never end."""

@@ -1,4 +1,4 @@
-"""The options of `flowstone serve` that belong to the process, not to the node: what it serves over HTTP.
+"""The options of `flowstone serve` that belong to the process, not to the node: HTTP, and a module of procedures.
 
 The table has the form of the one in `node/configuration.py`, and the options are read the same way: from the command
 line, the environment and the file. A node in another program does not have these options and uses `web.WebServer`
@@ -67,6 +67,15 @@ _TABLE: Final = (
         is_dynamic=False,
         help="Also serve the dashboard of the replica set at http_listen.",
     ),
+    Option(
+        name="procedures",
+        types=("string",),
+        default=None,
+        check=None,
+        is_dynamic=False,
+        help="Python module whose functions clients can CALL: MODULE, or MODULE:NAME,NAME for some of them. The current"
+        " directory is searched first.",
+    ),
 )
 
 PROCESS_OPTIONS: Final[Mapping[str, Option]] = {option.name: option for option in _TABLE}
@@ -80,6 +89,7 @@ class ProcessOptions:
     http_token: str | None = field(default=None, repr=False)
     http_hosts: tuple[str, ...] = ()
     dashboard: bool = False
+    procedures: str | None = None
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> Self:

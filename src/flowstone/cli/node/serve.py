@@ -28,6 +28,7 @@ DEFAULTS: Final = {"listen": "127.0.0.1:3301", "work_dir": "data"}
 
 METAVARS: Final = {
     "http_listen": "HOST:PORT",
+    "procedures": "MODULE[:NAMES]",
     "listen": "URI",
     "file": "FILE",
     "dir": "DIR",

@@ -17,6 +17,7 @@ import msgspec
 
 from flowstone.cli import event_loop, extras
 from flowstone.cli.console import OK, USAGE, fail
+from flowstone.cli.node.procedure_module import load_procedures
 from flowstone.cli.node.process_options import PROCESS_OPTIONS
 from flowstone.cli.node.serve_data import DataPlace
 from flowstone.cli.node.settings import EVERY_OPTION, NodeSettings, read_settings
@@ -58,7 +59,15 @@ class StartCheck:
     def run(self) -> int:
         for line in self._lines():
             print(line)
-        for look in (self._directories, self._lock, self._data, self._tls, self._extras, self._addresses):
+        for look in (
+            self._directories,
+            self._lock,
+            self._data,
+            self._tls,
+            self._extras,
+            self._procedures,
+            self._addresses,
+        ):
             try:
                 for line in look():
                     print(f"# {line}")
@@ -140,6 +149,12 @@ class StartCheck:
         place = http_address(process.http_listen)
         if process.http_token is None and not is_loopback(place):
             yield f"{place.address} is not a loopback address: a start would generate and print a token"
+
+    def _procedures(self) -> Iterator[str]:
+        module = self._settings.process.procedures
+        if module is not None:
+            names = ", ".join(procedure.name for procedure in load_procedures(module))
+            yield f"procedures: {names}"
 
     def _addresses(self) -> Iterator[str]:
         if self._is_running:

@@ -20,6 +20,7 @@ from flowstone.errors import LocalProtocolError
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 from flowstone.node.instance import Function, Instance
+from flowstone.node.server.procedure_call import PythonProcedure
 from flowstone.node.server.watchers import Watchers
 from flowstone.node.tuples import Tuple
 
@@ -73,6 +74,10 @@ class Call:
         if not isinstance(value, int) or isinstance(value, bool):
             raise errors.IllegalParams(f"Illegal parameters, {name} should be a number")
         return value
+
+    def push(self, value: Any) -> None:
+        """Send a value to the client before the reply, with the SYNC of the call."""
+        self.session.push(self.sync, pack(_plain(value)))
 
     def reading(self) -> BoxTransaction:
         """Return the transaction for reads: the stream's transaction, or a new one."""
@@ -150,6 +155,8 @@ def _is_array(raw: bytes) -> bool:
 
 
 def _run_function(call: Call, function: Function) -> Outcome:
+    if isinstance(function, PythonProcedure):
+        return _await_function(call, function(call))
     try:
         returned = function(*call.arguments)
     except Exception as error:

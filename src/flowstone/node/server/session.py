@@ -25,7 +25,7 @@ from flowstone.iproto import auth, errors
 from flowstone.iproto.constants import Key, RequestType, type_name
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack, unpack
-from flowstone.iproto.replies import encode_data, encode_data_with_position, encode_error, encode_ok
+from flowstone.iproto.replies import encode_data, encode_data_with_position, encode_error, encode_ok, encode_push
 from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
 from flowstone.node.server.login_attempts import LoginAttempts, address_of
@@ -445,6 +445,11 @@ class Session:
             return self.user
         access.check(self.user, Privilege.EXECUTE, "function", function.id, function.owner, name)
         return function.owner if function.is_setuid else self.user
+
+    def push(self, sync: int, value: bytes) -> None:
+        """Send a message before the reply to the request with this SYNC."""
+        if not self._is_closed:
+            self._send(encode_push(sync, self._box.schema_version, value, self._wide))
 
     async def _answer_call(self, request: Request, results: Awaitable[list[bytes]]) -> Reply:
         try:
