@@ -1,4 +1,4 @@
-"""The compiled modules: every module of Flowstone that imports `cython`.
+"""The compiled modules: every module of Flowstone that imports `cython`, or has a `.pyx` beside it.
 
 `python hatch_build.py` compiles those that changed, beside their sources, with those of tests/ and bench/; with --list
 it names them. Hatchling calls the hook when it builds a wheel. FLOWSTONE_SANITIZE=1 adds the sanitizers for addresses
@@ -46,8 +46,12 @@ DIRECTIVES = {
 
 def compiled_modules(*folders: Path) -> list[Path]:
     """Return the sources of the compiled modules in `folders`, relative to the root."""
-    found = (path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return sorted(path for path in found if re.search(r"^import cython$", (ROOT / path).read_text(), re.MULTILINE))
+    found = [path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.py*")]
+    return sorted(path for path in found if path.suffix == ".pyx" or (path.suffix == ".py" and _is_kernel(ROOT / path)))
+
+
+def _is_kernel(path: Path) -> bool:
+    return re.search(r"^import cython$", path.read_text(), re.MULTILINE) is not None
 
 
 def compile_in_place(*folders: Path) -> list[Path]:

@@ -22,6 +22,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "flowstone"
 def compiled_names() -> list[str]:
     """Return the names of the modules that the build compiles."""
     found = [path for path in PACKAGE.rglob("*.py") if "\nimport cython\n" in path.read_text()]
+    found += PACKAGE.rglob("*.pyx")
     return sorted("flowstone." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in found)
 
 
