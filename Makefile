@@ -11,7 +11,7 @@ CODE := src tests $(wildcard bench)
 PYTEST := $(PYTHON_BIN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/test_tidy.py
 # Tests of the compiled modules and of what calls them; none of them starts a JVM.
 KERNEL_TESTS := tests/native tests/iproto tests/xlog tests/text tests/box tests/columns tests/limestone/format \
-	tests/limestone/store tests/archive/test_encoded_rows.py tests/replication/test_row_stream.py \
+	tests/limestone/store tests/limestone/tsurugi tests/archive/test_encoded_rows.py tests/replication/test_row_stream.py \
 	tests/spark/fold/test_key_fold.py tests/spark/index/test_limestone_kernels.py \
 	tests/spark/sources/tarantool/test_encode_kernels.py tests/spark/sources/tarantool/test_select_kernels.py \
 	tests/spark/sources/tarantool/test_tuple_encoder.py tests/fuzz

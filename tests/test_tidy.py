@@ -42,6 +42,8 @@ TESTED_ELSEWHERE: Final[dict[str, str]] = {
     "src/flowstone/limestone/format/transcode_kernels.py": "the inside of transcode.py, whose test runs it both ways",
     "src/flowstone/limestone/store/winner_kernels.py": "the inside of latest_entries.py, whose test runs it both ways",
     "src/flowstone/limestone/store/winner_table.py": "numbers only; tests/native/test_headers.py reads them",
+    "src/flowstone/limestone/tsurugi/row_kernels.py": "the inside of row_columns.py, whose test runs it both ways",
+    "src/flowstone/limestone/tsurugi/row_layout.py": "numbers only; tests/native/test_headers.py reads them",
     "src/flowstone/columns/column_limits.py": "numbers only; test_column_kernels.py meets each limit",
 }
 
@@ -94,7 +96,9 @@ PURE_MODULES: Final = frozenset(
         "format/endpoint format/entries format/entry_table format/entry_table_kernels format/entry_walk "
         "format/log_scan format/log_scan_kernels format/messages format/names format/packing format/packing_kernels "
         "format/transcode format/transcode_kernels format/wire_extensions replica/epoch_commits store/epochs "
-        "store/latest_entries store/winner_kernels store/winner_table"
+        "store/latest_entries store/winner_kernels store/winner_table "
+        "tsurugi/definitions tsurugi/metadata tsurugi/protobuf tsurugi/row_columns tsurugi/row_kernels "
+        "tsurugi/row_layout tsurugi/row_reader tsurugi/sql_schema"
     ).split()
 )
 DOOR_ROOMS: Final = frozenset({"xlog", "history", "node", "archive", "replica", "client", "limestone"})

@@ -126,6 +126,12 @@ crashed_limestone() {
     cp -r "$DOCS_CLONE/tests/vectors/limestone/tail/dir-before-reopen" "$1"
 }
 
+# tsurugi_log DIRECTORY: what a real Tsurugi wrote: tables with every type, altered, dropped and created again.
+tsurugi_log() {
+    mkdir -p "$(dirname "$1")"
+    cp -r "$DOCS_CLONE/tests/vectors/tsurugi/basic/log" "$1"
+}
+
 # noon: this moment is noon of the first of May, in what follows. It lies behind all that was written, by two milliseconds.
 noon() {
     sleep 0.002

@@ -12,7 +12,15 @@ from flowstone.errors import CannotListen
 from flowstone.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowstone.limestone.errors import DamagedFile, DatastoreFailed, LimestoneError, WrongTime
+    from flowstone.limestone.errors import (
+        BadMetadata,
+        BadRow,
+        DamagedFile,
+        DatastoreFailed,
+        LimestoneError,
+        NoSuchTable,
+        WrongTime,
+    )
     from flowstone.limestone.format.endpoint import Endpoint, EndpointError
     from flowstone.limestone.format.entries import Entry, EntryType, WriteVersion
     from flowstone.limestone.master.propagation import PropagationStatus, QuorumLost
@@ -27,12 +35,16 @@ if TYPE_CHECKING:
     from flowstone.limestone.store.cursor import StoreSnapshot
     from flowstone.limestone.store.datastore import AsyncDatastore, State, Status
     from flowstone.limestone.store.rotation import Rotated
+    from flowstone.limestone.tsurugi.definitions import SqlTable
+    from flowstone.limestone.tsurugi.table_reader import read_table, tables
 
 __all__ = [
     "AsyncDatastore",
     "AsyncLogChannel",
     "Backup",
     "BackupEntry",
+    "BadMetadata",
+    "BadRow",
     "BlobError",
     "BlobPool",
     "BlockingBlobPool",
@@ -48,6 +60,7 @@ __all__ = [
     "Event",
     "LimestoneError",
     "LogChannel",
+    "NoSuchTable",
     "PropagationStatus",
     "QuorumLost",
     "Replica",
@@ -55,11 +68,14 @@ __all__ = [
     "Rotated",
     "Settings",
     "SettingsFields",
+    "SqlTable",
     "State",
     "Status",
     "StoreSnapshot",
     "WriteVersion",
     "WrongTime",
+    "read_table",
+    "tables",
 ]
 
 __getattr__ = lazy_names(
@@ -69,6 +85,8 @@ __getattr__ = lazy_names(
         "AsyncLogChannel": "store.channel",
         "Backup": "store.backup",
         "BackupEntry": "store.backup",
+        "BadMetadata": "errors",
+        "BadRow": "errors",
         "BlobError": "store.blobs",
         "BlobPool": "store.blobs",
         "BlockingBlobPool": "store.blocking",
@@ -83,6 +101,7 @@ __getattr__ = lazy_names(
         "Event": "replica.events",
         "LimestoneError": "errors",
         "LogChannel": "store.blocking",
+        "NoSuchTable": "errors",
         "PropagationStatus": "master.propagation",
         "QuorumLost": "master.propagation",
         "Replica": "replica.replica",
@@ -90,11 +109,14 @@ __getattr__ = lazy_names(
         "Rotated": "store.rotation",
         "Settings": "settings",
         "SettingsFields": "settings",
+        "SqlTable": "tsurugi.definitions",
         "State": "store.datastore",
         "Status": "store.datastore",
         "StoreSnapshot": "store.cursor",
         "WriteVersion": "format.entries",
         "WrongTime": "errors",
+        "read_table": "tsurugi.table_reader",
+        "tables": "tsurugi.table_reader",
     },
 )
 

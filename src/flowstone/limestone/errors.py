@@ -38,3 +38,15 @@ class DatastoreFailed(LimestoneError):
     """A datastore could not write, sync or replicate, and has stopped. Epochs that were reported durable are durable.
 
     Reopened, it contains every epoch that was reported durable, and nothing of epochs that were not recorded."""
+
+
+class BadMetadata(LimestoneError, RemoteProtocolError):
+    """The definition of a Tsurugi table cannot be read: it is damaged, or of an unsupported version or type."""
+
+
+class BadRow(LimestoneError, RemoteProtocolError):
+    """The key or value of an entry does not have the format that its Tsurugi table defines."""
+
+
+class NoSuchTable(LimestoneError):
+    """A log has no Tsurugi table of this name at this epoch."""

@@ -190,16 +190,12 @@ class StoreSnapshot:
             begin: First key, inclusive.
             end: Last key, exclusive; None: no limit.
         """
-        first = self._place(sort_key(storage_id, begin))
-        if end is not None:
-            last = self._place(sort_key(storage_id, end))
-        else:
-            last = bisect_left(range(len(self)), True, first, key=lambda place: self._storage_id(place) != storage_id)
-        return self._entries(self._puts.rows[first:last])
+        return self._entries(self._range(storage_id, begin, end))
 
-    def gathered(self) -> Iterator[Gathered]:
-        """Yield all rows in key order, encoded as in a log file."""
-        return gather(self._sources, self._puts.rows, self._window)
+    def gathered(self, storage_id: int | None = None) -> Iterator[Gathered]:
+        """Yield all rows, or those of one storage, in key order, encoded as in a log file."""
+        rows = self._puts.rows if storage_id is None else self._range(storage_id)
+        return gather(self._sources, rows, self._window)
 
     def blob_ids(self) -> set[int]:
         """Return the blobs of all rows."""
@@ -265,6 +261,14 @@ class StoreSnapshot:
     def _entries(self, rows: Rows) -> Iterator[Entry]:
         for part in gather(self._sources, rows, self._window):
             yield from entries_of(part.data.tobytes())
+
+    def _range(self, storage_id: int, begin: bytes = b"", end: bytes | None = None) -> Rows:
+        first = self._place(sort_key(storage_id, begin))
+        if end is not None:
+            last = self._place(sort_key(storage_id, end))
+        else:
+            last = bisect_left(range(len(self)), True, first, key=lambda place: self._storage_id(place) != storage_id)
+        return self._puts.rows[first:last]
 
     def _storage_id(self, place: int) -> int:
         return int(self._puts.rows[place, columns.STORAGE_ID])
