@@ -64,12 +64,23 @@ class Change(NamedTuple):
     schema: Schema
 
 
+class Effect(NamedTuple):
+    """What a change did: the tuple before and after it. A truncation has neither."""
+
+    operation: str
+    place: tuple[int, int]
+    version: int
+    before: bytes | None
+    after: bytes | None
+
+
 class History:
     """The history of one space; `former` has the states that ended, with their counts."""
 
     def __init__(self) -> None:
         self.current: dict[Any, State] = {}
         self.former: Counter[State] = Counter()
+        self.effects: list[Effect] = []
 
     @property
     def states(self) -> Counter[State]:
@@ -78,6 +89,7 @@ class History:
     def begin(self, version: int) -> None:
         """Forget the origin of the states: a history begins with a snapshot."""
         self.former.clear()
+        self.effects.clear()
         self.current = {key: State(state.raw, "insert", None, version, None) for key, state in self.current.items()}
 
     def change(self, change: Change, version: int) -> None:
@@ -87,12 +99,17 @@ class History:
         key = unpack(change.key) if is_keyed else key_of(space, change.body)
         old = self.current.get(key)
         new = _changed(change, old, space)
+        operation = NAMES[RequestType(change.kind)]
+        is_update_of_nothing = change.kind == RequestType.UPDATE and old is None
+        if not is_update_of_nothing and (old is not None or new is not None):
+            self.effects.append(Effect(operation, change.place, version, old.raw if old is not None else None, new))
         if old is not None:
             self._end(key, version)
         if new is not None:
-            self.current[key] = State(new, NAMES[RequestType(change.kind)], change.place, version, None)
+            self.current[key] = State(new, operation, change.place, version, None)
 
-    def truncate(self, version: int) -> None:
+    def truncate(self, change: Change, version: int) -> None:
+        self.effects.append(Effect("truncate", change.place, version, None, None))
         for key in list(self.current):
             self._end(key, version)
 
@@ -121,8 +138,8 @@ def _changed(change: Change, old: State | None, space: SpaceDefinition) -> bytes
     return (update_raw if is_update else upsert_raw)(old.raw, operations)
 
 
-def expected(directory: Path, begun: int, spaces: Collection[int]) -> dict[int, Counter[State]]:
-    """Return all states of the spaces since version `begun`, from the oldest snapshot of a directory and
+def expected(directory: Path, begun: int, spaces: Collection[int]) -> dict[int, History]:
+    """Return the histories of the spaces since version `begun`, from the oldest snapshot of a directory and
     all its logs.
     """
     histories = {space_id: History() for space_id in spaces}
@@ -139,9 +156,9 @@ def expected(directory: Path, begun: int, spaces: Collection[int]) -> dict[int, 
             elif change.space_id == TRUNCATE_ID and change.kind != RequestType.DELETE:
                 emptied = unpack(change.body)[0]
                 if emptied in histories:
-                    histories[emptied].truncate(version)
+                    histories[emptied].truncate(change, version)
     assert has_begun, f"nothing after {begun} in {directory}"
-    return {space_id: history.states for space_id, history in histories.items()}
+    return histories
 
 
 def _transactions(directory: Path) -> Iterator[tuple[int, list[Change]]]:

@@ -46,7 +46,7 @@ def begun(archive: BoxArchive) -> int:
 
 @pytest.fixture
 def states(archive: BoxArchive, begun: int) -> States:
-    return expected(Path(archive.directory), begun, [SPACE])[SPACE]
+    return expected(Path(archive.directory), begun, [SPACE])[SPACE].states
 
 
 def test_every_change_creates_or_ends_a_state(states: States, begun: int) -> None:

@@ -17,7 +17,17 @@ from flowstone.columns.sort_keys import sort_keys
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.spark.fold import key_fold as fold_module
-from flowstone.spark.fold.key_fold import OLD, STATES, CannotFold, FoldDefinitions, fold, keys_needing_old, upsert_rules
+from flowstone.spark.fold.key_fold import (
+    OLD,
+    STATES,
+    CannotFold,
+    FoldDefinitions,
+    fold,
+    keys_needing_old,
+    keys_that_may_exist,
+    tuples_before,
+    upsert_rules,
+)
 from tests.box import model
 from tests.box.programs import SPACES, perform, requests
 from tests.box.spaces import box_with, definition, on
@@ -110,6 +120,13 @@ def check_program(program: list[model.Statement], split: int, shuffled: random.R
         # An omitted change has no effect: the key has no tuple before or after it.
         assert told.get((version, key)) == value
     assert {version for version, _ in told} <= {version for version, _, _ in lives}
+
+    possible = {*keys_that_may_exist(made).to_pylist()}
+    some = old.filter(pa.array([key in possible for key in old["sort_key"].to_pylist()], pa.bool_()))
+    held = dict(zip(old["sort_key"].to_pylist(), old["tuple"].to_pylist(), strict=True))
+    for each, was in zip(every.to_pylist(), tuples_before(every, some).to_pylist(), strict=True):
+        assert was == held.get(each["sort_key"])
+        held[each["sort_key"]] = each["tuple"]
 
 
 def _keyed(box: Any, space: SpaceDefinition) -> tuple[pa.Array, pa.Array]:

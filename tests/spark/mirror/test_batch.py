@@ -28,6 +28,7 @@ from flowstone.spark.mirror.batch import (
     Executors,
     FoldedTable,
     Target,
+    at,
     by_space,
     fold_partition,
     mask_rows,
@@ -284,3 +285,7 @@ def test_large_batch_as_a_job_equals_the_drivers_result(spark: SparkSession, tmp
         there = job.run(START, index.settled, {512: target()}, row_count=row_count)[512]
         assert there.states.sort_by("sort_key").to_pylist() == here.states.sort_by("sort_key").to_pylist()
         assert (there.change_count, there.newest) == (here.change_count, here.newest) == (2000, 2_102_000_000)
+
+
+def test_moment_is_a_utc_time() -> None:
+    assert at(1_500_000).isoformat() == "1970-01-01T00:00:01.500000+00:00"

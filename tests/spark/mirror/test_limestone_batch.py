@@ -142,7 +142,13 @@ def test_changes_lost_to_compaction_are_an_error_or_replaced_by_the_state(mirror
     assert [row[:3] for row in mirrored.rows()] == [row[:3] for row in directory.state(3)]
 
 
-def test_history_is_refused_before_the_lake_is_created(mirrored: Mirrored) -> None:
-    with pytest.raises(OtherSettings, match="has no times"):
-        check_start([mirrored.directory.path], mirrored.lake, MirrorOptions(history=True))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(MirrorOptions(history=True), "has no times"), (MirrorOptions(changes=True), "has no order of the writes")],
+)
+def test_history_and_changes_are_refused_before_the_lake_is_created(
+    mirrored: Mirrored, options: MirrorOptions, message: str
+) -> None:
+    with pytest.raises(OtherSettings, match=message):
+        check_start([mirrored.directory.path], mirrored.lake, options)
     assert not os.path.exists(mirrored.lake)

@@ -2,8 +2,9 @@
 
 Snapshot, then changes of all kinds (all operations, transactions, definitions, synchronous transactions of which some
 roll back); the mirror is killed with SIGKILL, with its JVM and workers, and restarted. At the end each table equals its
-space, byte by byte and column by column; a history has each settled change once, whatever its operation; and no file of
-any version of any table ever contained a rolled-back row.
+space, byte by byte and column by column; a history and the change tables have each settled change once, whatever its
+operation, and the changes, replayed, give the tables; and no file of any version of any table ever contained a
+rolled-back row.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import pytest
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import unpack
+from flowstone.lake import change_table
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import Lake
@@ -43,6 +45,7 @@ from tests.spark.change_rows import insert, update, whole
 from tests.spark.history_model import differences, expected, found_in
 from tests.spark.lakes import rows_of, tuples_of
 from tests.spark.mirror_process import MirrorProcess, descendants
+from tests.spark.replayed_changes import changes_in, check_changes, effects_in, tuple_in
 from tests.web.exposition import checked
 
 ROWS_BEFORE = 20_000 if FULL else 1_000
@@ -57,7 +60,7 @@ GHOST = "ghost"
 """Text in every row that will be rolled back, and in no other row."""
 
 LATE = 660
-OPTIONS = ["--trigger-seconds=0.2", "--strings-as=binary"]
+OPTIONS = ["--trigger-seconds=0.2", "--strings-as=binary", "--changes"]
 """Text that some changes cut in the middle of characters."""
 
 STEADY = {PLAIN: "plain", PAIRS: "pairs", HASH: "hash", NUMBERED: "numbered", SURE: "sure"}
@@ -205,7 +208,7 @@ def check_no_ghosts(lake: Path) -> None:
         if "_flowstone" in str(file) or "_delta_log" in str(file):
             continue
         try:
-            tuples = pq.read_table(file, columns=["_tuple"])["_tuple"].to_pylist()
+            tuples = tuples_in(file)
         except pa.ArrowInvalid:  # a file that a kill left incomplete
             commits = "".join(each.read_text() for each in sorted(file.parent.glob("_delta_log/*.json")))
             assert commits
@@ -216,14 +219,26 @@ def check_no_ghosts(lake: Path) -> None:
     assert found > len(STEADY)
 
 
+def tuples_in(file: Path) -> list[bytes]:
+    """Return the tuples in a file of a table or of a change table."""
+    if change_table.CHANGES not in file.parts:
+        found: list[bytes] = pq.read_table(file, columns=["_tuple"])["_tuple"].to_pylist()
+        return found
+    images = pq.read_table(file, columns=["before", "after"])
+    values = (tuple_in(each) for name in images.schema.names for each in images[name].to_pylist())
+    return [each for each in values if each is not None]
+
+
 def check_history(lake: Path, log: Path, begun: int) -> None:
     """Check that each settled change after the snapshot produced or ended exactly its states."""
     wanted = expected(log, begun, STEADY)
     for number, name in STEADY.items():
-        assert not (said := differences(wanted[number], found_in(rows_of(lake, name)))), f"{name}: {said}"
-    operations = Counter(state.operation for states in wanted.values() for state in states if state.since > begun)
+        assert not (said := differences(wanted[number].states, found_in(rows_of(lake, name)))), f"{name}: {said}"
+        assert effects_in(changes_in(lake, name)) == wanted[number].effects, name
+    states = {number: history.states for number, history in wanted.items()}
+    operations = Counter(state.operation for each in states.values() for state in each if state.since > begun)
     assert set(operations) == {"insert", "replace", "update", "upsert"}
-    assert any(state.until is not None and state.since > begun for state in wanted[HASH]), "nothing was truncated"
+    assert any(state.until is not None and state.since > begun for state in states[HASH]), "nothing was truncated"
 
 
 # --- the tests ----------------------------------------------------------------------------------------------------
@@ -252,6 +267,7 @@ def test_killed_mirror_equals_the_real_server(java: None, real: Cluster, tmp_pat
     load = Load(source, 2, len(KILLS) + 1)
     runs = kill_often([*OPTIONS, source.uri, str(lake)], tmp_path, load, KILLS, seed=3)
     check_same(lake, source)
+    check_changes(lake)
     check_no_ghosts(lake)
     assert load.ghosts
     assert sum(event["event"] == "snapshot" and event["rows"] is not None for run in runs for event in run.events) <= 1

@@ -17,6 +17,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row
+from flowstone.lake.embedded_table import EmbeddedTable as Embedded
 from flowstone.lake.masks import Masking, WrongMask
 from flowstone.lake.table import AnotherWriter
 from flowstone.lake.table_schema import LakeError
@@ -34,6 +35,7 @@ from flowstone.spark.mirror.sources import MirrorBusy
 from flowstone.spark.mirror.start_checks import OtherSettings, WrongPlace
 from flowstone.spark.mirror.tables import MirrorTables
 from tests.node.archived_rows import SYNC, rollback
+from tests.spark import lakes
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import (
     UUID,
@@ -48,9 +50,17 @@ from tests.spark.change_rows import (
     upsert,
     whole,
 )
-from tests.spark.lakes import mirror_once, names_in, rows_of, tuples_of
+from tests.spark.lakes import names_in, rows_of, tuples_of
+from tests.spark.replayed_changes import check_changes
 
 OTHER_UUID = "bbbbbbbb-0000-4000-8000-000000000002"
+
+
+def mirror_once(spark: SparkSession, sources: list[str], lake: Path, **options: Any) -> list[Any]:
+    """Mirror everything that is available, with change tables, and check these."""
+    told = lakes.mirror_once(spark, sources, lake, changes=True, **options)
+    check_changes(lake, several_sets=len(sources) > 1)
+    return told
 
 
 def drop(lsn: int, space: int) -> Row:
@@ -193,7 +203,7 @@ def test_definitions_without_a_table_do_not_end_a_batch(
         archive.write(whole(define(lsn, 700 + number, f"bare{number}")), whole(insert(lsn + 1, number, "a")))
     archive.save()
     told = mirror_once(spark, [archive.directory], lake)
-    assert told[-1].batches == 1  # type: ignore[attr-defined]
+    assert told[-1].batches == 1
     assert len(tuples_of(lake, "orders")) == 5
 
 
@@ -304,8 +314,8 @@ def test_second_mirror_of_a_lake_is_refused(spark: SparkSession, archive: Writte
 def test_crash_between_two_commits_applies_each_change_once(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies once at each point of a batch: after the first table's commit, and before the
-    progress is saved.
+    """The process dies once at each point of a batch: after the first table's commit, before the progress is saved,
+    and between the commits of a change table and its table.
     """
     lake = tmp_path / "lake"
     layout = (("id", "unsigned"), ("name", "string"))
@@ -314,12 +324,17 @@ def test_crash_between_two_commits_applies_each_change_once(
     archive.save()
     mirror_once(spark, [archive.directory], lake)
     lsn = 6
-    for commits_done in (1, 2):
+    for place, commits_done in (
+        (MirrorTables.commit, 1),
+        (MirrorTables.commit, 2),
+        (Embedded.merge, 0),
+        (Embedded.merge, 1),
+    ):
         archive.write(whole(update(lsn + 1, 1, ("+", 3, 1))), whole(bump(lsn + 2, 600)))
         lsn += 2
         archive.save()
         with monkeypatch.context() as patched:
-            patched.setattr(MirrorTables, "commit", dying_after(commits_done, MirrorTables.commit))
+            patched.setattr(f"{place.__module__}.{place.__qualname__}", dying_after(commits_done, place))
             patched.setattr(Lake, "save", dying_after(0, Lake.save))
             with pytest.raises(Died):
                 mirror_once(spark, [archive.directory], lake)
@@ -327,8 +342,8 @@ def test_crash_between_two_commits_applies_each_change_once(
     archive.write(whole(update(lsn + 1, 1, ("+", 3, 1))), whole(bump(lsn + 2, 600)))
     archive.save()
     mirror_once(spark, [archive.directory], lake)
-    assert tuples_of(lake, "orders") == [(1, "n", 3)]
-    assert tuples_of(lake, "other") == [(1, "n", 3)]
+    assert tuples_of(lake, "orders") == [(1, "n", 5)]
+    assert tuples_of(lake, "other") == [(1, "n", 5)]
 
 
 class Died(Exception):

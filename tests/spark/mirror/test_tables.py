@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from flowstone.columns.arrow_columns import ColumnOptions
 from flowstone.columns.sort_keys import sort_keys
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.lake.masks import Masking
+from flowstone.lake.table import Moment
 from flowstone.lake.table_schema import LakeError
 from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import Lake
@@ -23,7 +25,7 @@ from flowstone.spark.mirror.batch import FoldedTable, Truncation
 from flowstone.spark.mirror.choice import MirrorChoice
 from flowstone.spark.mirror.progress import MirrorEvent
 from flowstone.spark.mirror.start_checks import WrongPlace
-from flowstone.spark.mirror.tables import EMPTY, MirrorTables, at, check_catalog, last_states
+from flowstone.spark.mirror.tables import EMPTY, MirrorTables, check_catalog, last_states
 from tests.spark.change_rows import ORDERS, UUID
 from tests.spark.lakes import rows_of, tuples_of
 
@@ -31,6 +33,7 @@ OTHER_UUID = "bbbbbbbb-0000-4000-8000-000000000002"
 NOTHING = cast(SparkSession, None)
 MASKED = Masking.parse(["orders.name=redact"])
 RULES = UpdateRules(fills_gaps=True)
+MOMENT = Moment(5, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def states(*rows: tuple[int, tuple[Any, ...] | None]) -> pa.Table:
@@ -73,7 +76,7 @@ class Place:
 
 def test_masked_table_has_a_twin_with_the_exact_tuples(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, {})
     place.tables.commit(ORDERS, folded((3, (1, "secret")), (4, (2, "more"))), UUID, VClock({1: 4}))
     assert tuples_of(place.lake, "orders") == [(1, "***"), (2, "***")]
     assert tuples_of(place.exact, "orders") == [(1, "secret"), (2, "more")]
@@ -83,7 +86,7 @@ def test_space_filled_in_its_first_transaction_is_created_in_one_commit(tmp_path
     place = Place(tmp_path, MASKED)
     for tables in (place.tables, place.opened(MASKED)):  # the second time, as if the first mirror had been killed
         made = folded((3, None), (4, (2, "secret")), (5, (3, "more")))
-        assert tables.create([ORDERS], UUID, VClock({1: 5}), {512: made}) == {512: 0}
+        assert tables.create([ORDERS], UUID, VClock({1: 5}), {512: made}, {}) == {512: 0}
     assert tuples_of(place.lake, "orders") == [(2, "***"), (3, "***")]
     assert tuples_of(place.exact, "orders") == [(2, "secret"), (3, "more")]
 
@@ -91,7 +94,7 @@ def test_space_filled_in_its_first_transaction_is_created_in_one_commit(tmp_path
 def test_history_has_the_intermediate_states_of_the_creating_transaction(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED, history=True)
     made = folded((3, (1, "first")), (4, (1, "second")), (5, (2, "other")))
-    assert place.tables.create([ORDERS], UUID, VClock({1: 5}), {512: made}) == {512: 0}
+    assert place.tables.create([ORDERS], UUID, VClock({1: 5}), {512: made}, {}) == {512: 0}
     rows = sorted(rows_of(place.lake, "orders"), key=lambda row: row["_lsn"])
     names = ("_operation", "_replica_id", "_lsn", "_from_version", "_to_version", "_is_current")
     assert [tuple(row[name] for name in names) for row in rows] == [
@@ -107,7 +110,7 @@ def test_spaces_missing_in_a_snapshot_are_dropped_with_their_twin(tmp_path: Path
     """The same snapshot as when the tables were created, with other spaces chosen, or a later snapshot."""
     for number, history in enumerate((False, True)):
         place = Place(tmp_path / str(number), MASKED, history=history)
-        place.tables.create([ORDERS, named("shop", 513)], UUID, VClock({1: 2}), {})
+        place.tables.create([ORDERS, named("shop", 513)], UUID, VClock({1: 2}), {}, {})
         place.tables.leave([], {513: named("shop", 513)}, OTHER_UUID, VClock({1: 2}), 0)
         assert len(Lake.open(str(place.lake)).tables()) == 2  # no table in the lake belongs to that replica set
         place.tables.leave([], {513: named("shop", 513)}, UUID, VClock({1: 2}), 0)
@@ -119,7 +122,7 @@ def test_spaces_missing_in_a_snapshot_are_dropped_with_their_twin(tmp_path: Path
 
 def test_lagging_twin_catches_up_and_the_table_applies_changes_once(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, {})
     table = Lake.open(str(place.lake)).table("orders")
     assert table is not None
     mask = MASKED.of(ORDERS)
@@ -140,7 +143,7 @@ def test_lagging_twin_catches_up_and_the_table_applies_changes_once(tmp_path: Pa
 
 def test_batch_without_changes_commits_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, {})
     assert place.tables.commit(ORDERS, None, UUID, VClock({1: 3})) is None
     assert (
         place.tables.commit(ORDERS, FoldedTable(EMPTY, pa.chunked_array([EMPTY["tuple"]]), 0, None), UUID, VClock())
@@ -150,7 +153,7 @@ def test_batch_without_changes_commits_nothing(tmp_path: Path) -> None:
 
 def test_truncation_keeps_later_rows(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, {})
     place.tables.commit(ORDERS, folded((3, (1, "a")), (4, (2, "b"))), UUID, VClock({1: 4}))
     truncation = Truncation(5, 5, 5_000_000)
     place.tables.commit(ORDERS, folded((6, (3, "c"))), UUID, VClock({1: 6}), truncation=truncation)
@@ -160,9 +163,9 @@ def test_truncation_keeps_later_rows(tmp_path: Path) -> None:
 
 def test_masked_space_cannot_be_renamed(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
-    place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
+    place.tables.create([ORDERS], UUID, VClock({1: 2}), {}, {})
     with pytest.raises(LakeError, match="was renamed to 'sales', and --mask names only one of these"):
-        place.tables.rename([(ORDERS, msgspec.structs.replace(ORDERS, name="sales"))], UUID, VClock({1: 3}))
+        place.tables.rename([(ORDERS, msgspec.structs.replace(ORDERS, name="sales"))], UUID, VClock({1: 3}), MOMENT)
 
 
 def named(name: str, number: int) -> SpaceDefinition:
@@ -172,13 +175,13 @@ def named(name: str, number: int) -> SpaceDefinition:
 def test_name_can_be_reused_in_the_transaction_that_frees_it(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     shop, import_ = named("shop", 512), named("import", 513)
-    place.tables.create([shop, import_], UUID, VClock({1: 2}), {})
+    place.tables.create([shop, import_], UUID, VClock({1: 2}), {}, {})
     for space, text in ((shop, "old"), (import_, "new")):
         place.tables.commit(space, folded((3, (1, text))), UUID, VClock({1: 3}))
     # The space with the smaller id comes last, because its new name belongs to another space until then.
     pairs = [(import_, named("shop", 513)), (shop, named("shop_old", 512))]
     for tables in (place.tables, place.opened(Masking())):  # the second time, as if the first mirror had been killed
-        tables.rename(pairs, UUID, VClock({1: 4}))
+        tables.rename(pairs, UUID, VClock({1: 4}), MOMENT)
         assert sorted(Lake.open(str(place.lake)).tables()) == ["shop", "shop_old"]
         assert (tuples_of(place.lake, "shop"), tuples_of(place.lake, "shop_old")) == ([(1, "new")], [(1, "old")])
 
@@ -186,24 +189,24 @@ def test_name_can_be_reused_in_the_transaction_that_frees_it(tmp_path: Path) -> 
 def test_swapped_names_in_one_transaction_are_refused_before_any_change(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     one, other, third = named("one", 512), named("other", 513), named("third", 514)
-    place.tables.create([one, other, third], UUID, VClock({1: 2}), {})
+    place.tables.create([one, other, third], UUID, VClock({1: 2}), {}, {})
     pairs = [(one, named("other", 512)), (other, named("one", 513)), (third, named("last", 514))]
     with pytest.raises(LakeError, match="swaps the names of spaces 'one' to 'other', 'other' to 'one'"):
-        place.tables.rename(pairs, UUID, VClock({1: 4}))
+        place.tables.rename(pairs, UUID, VClock({1: 4}), MOMENT)
     assert sorted(Lake.open(str(place.lake)).tables()) == ["one", "other", "third"]
 
 
 def test_later_created_table_has_the_chosen_column_types(tmp_path: Path) -> None:
     place = Place(tmp_path, Masking())
     types = ColumnOptions(unsigned_as="decimal", strings_as="binary")
-    place.opened(Masking(), types).create([ORDERS], UUID, VClock({1: 2}), {})
+    place.opened(Masking(), types).create([ORDERS], UUID, VClock({1: 2}), {}, {})
     assert Lake.open(str(place.lake)).tables()["orders"].schema.options == types
 
 
 def test_all_tables_are_vacuumed_including_those_of_dropped_spaces(tmp_path: Path) -> None:
     place = Place(tmp_path, MASKED)
     sales = msgspec.structs.replace(ORDERS, id=513, name="sales")
-    place.tables.create([ORDERS, sales], UUID, VClock({1: 2}), {})
+    place.tables.create([ORDERS, sales], UUID, VClock({1: 2}), {}, {})
     for lsn in (3, 4):
         for space in (ORDERS, sales):
             place.tables.commit(space, folded((lsn, (1, f"at {lsn}"))), UUID, VClock({1: lsn}))
@@ -241,7 +244,3 @@ def test_last_states_keep_the_last_state_of_each_key() -> None:
     found = last_states(states((1, (1, "a")), (2, (1, "b")), (3, (2, "c")), (4, (3, "d")), (5, (3, "e"))))
     assert [unpack(each)[1] for each in found["tuple"].to_pylist()] == ["b", "c", "e"]
     assert last_states(EMPTY).num_rows == 0
-
-
-def test_moment_is_a_utc_time() -> None:
-    assert at(1_500_000).isoformat() == "1970-01-01T00:00:01.500000+00:00"

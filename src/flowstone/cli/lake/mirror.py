@@ -71,6 +71,15 @@ def mirror(
         bool,
         typer.Option("--history", help="Keep every state of every row, with the times between which it was valid."),
     ] = False,
+    changes: Annotated[
+        bool | None,
+        typer.Option(
+            "--changes/--no-changes",
+            help="Also keep a change table for each space: each settled change, with the row before and after it. "
+            "Default: as the lake does, and not in a new lake.",
+            show_default=False,
+        ),
+    ] = None,
     space: Annotated[
         list[str] | None,
         typer.Option(
@@ -237,6 +246,7 @@ def mirror(
             lake,
             on_event=lambda event: [handle(event) for handle in handlers],
             history=history,
+            changes=changes,
             space=choice.spaces,
             exclude=choice.excluded,
             columns=choice.columns,

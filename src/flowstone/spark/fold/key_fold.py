@@ -47,7 +47,7 @@ that produced this state."""
 OLD: Final = pa.schema([pa.field("sort_key", pa.binary()), pa.field("tuple", pa.binary())])
 
 _OPERATIONS: Final = pa.array(["insert", "replace", "delete", "update", "upsert"])
-_DELETE, _UPDATE, _UPSERT = 2, 3, 4
+_INSERT, _DELETE, _UPDATE, _UPSERT = 0, 2, 3, 4
 _TOLERANT: Final = UpdateRules(fills_gaps=True, repeats=True)
 """For UPDATE: a logged operation was valid when it was executed."""
 
@@ -87,6 +87,27 @@ def keys_needing_old(changes: pa.Table, *, last_only: bool = False) -> pa.Array:
     ordered = _Ordered.of(changes)
     is_needing = ordered.last_whole() < ordered.starts if last_only else ordered.codes[ordered.starts] >= _UPDATE
     return ordered.keys.take(pa.array(ordered.starts[is_needing]))
+
+
+def keys_that_may_exist(changes: pa.Table) -> pa.Array:
+    """Return the keys that may have a tuple before the changes: all but those whose first change is an INSERT."""
+    ordered = _Ordered.of(changes)
+    return ordered.keys.take(pa.array(ordered.starts[ordered.codes[ordered.starts] != _INSERT]))
+
+
+def tuples_before(states: pa.Table, old: pa.Table | None) -> pa.Array:
+    """Return the tuple before each state of `fold` with `every_state`; null if there was none.
+
+    `old` has the tuples of the keys of `keys_that_may_exist`, as far as they exist.
+    """
+    keys, tuples = _whole(states["sort_key"]), _whole(states["tuple"])
+    stored = OLD.empty_table() if old is None else old
+    found = _whole(stored["tuple"]).take(pc.index_in(keys, _whole(stored["sort_key"])))
+    if len(keys) < 2:
+        return found
+    is_same = pa.concat_arrays([pa.array([False]), pc.equal(keys[1:], keys[:-1])])
+    previous = pa.concat_arrays([pa.nulls(1, pa.binary()), tuples[:-1]])
+    return pc.if_else(is_same, previous, found)
 
 
 def fold(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -26,7 +27,7 @@ from flowstone.lake.masks import SpaceMask
 from flowstone.lake.table_files import PinnedTable
 from flowstone.replication.vclock import VClock
 from flowstone.spark.fold.change_frames import RAW_COLUMNS, SliceRows, changes_frame, snapshot_rows
-from flowstone.spark.fold.key_fold import fold, keys_needing_old
+from flowstone.spark.fold.key_fold import fold, keys_needing_old, keys_that_may_exist, tuples_before
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import SliceServer, Transport
 from flowstone.spark.sources.change_batches import read_slice
@@ -44,6 +45,7 @@ FOLDED_SCHEMA: Final = pa.schema(
         pa.field("sort_key", pa.binary()),
         pa.field("tuple", pa.binary()),
         pa.field("masked", pa.binary()),
+        pa.field("before", pa.binary()),
         pa.field("operation", pa.string()),
         pa.field("commit_version", pa.int64()),
         pa.field("commit_timestamp", MOMENT),
@@ -51,7 +53,11 @@ FOLDED_SCHEMA: Final = pa.schema(
         pa.field("lsn", pa.int64()),
     ]
 )
-"""The rows that executors return. In a row without a `sort_key`, `lsn` is the number of changes of the space."""
+"""The rows that executors return. In a row without a `sort_key`, `lsn` is the number of changes of the space.
+
+`before` is the tuple before the change, masked if the space has masks; only for targets that keep changes."""
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 DRIVER_ROWS: Final = 1000
 """Batches with fewer rows are folded by the driver: even the smallest Spark job would take longer."""
@@ -64,6 +70,7 @@ _TRUNCATION_COLUMNS: Final = (
     "_operation",
     "_commit_version",
     "_commit_timestamp",
+    "_replica_id",
     "_lsn",
     "_space_id",
     "_key_msgpack",
@@ -79,7 +86,8 @@ class Target:
     The tuples in `old` (None if there are none) include all changes up to `applied`; the table in the lake includes
     all states up to `shown`. The two are equal unless masks keep the exact tuples out of the lake: then `applied` may
     lag `shown`, never lead it. `truncated` is the transaction version and the LSN of the last truncation in the
-    batch, which discards all earlier changes. `rules` are the UPSERT rules of the server that wrote the log.
+    batch, which discards all earlier changes of the table. `rules` are the UPSERT rules of the server that wrote the
+    log. With `keeps_changes`, executors return every state with the tuple before it, also those before a truncation.
     """
 
     space: SpaceDefinition
@@ -90,26 +98,36 @@ class Target:
     every_state: bool = False
     truncated: tuple[int, int] | None = None
     rules: UpdateRules | None = None
+    keeps_changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedTable:
-    """The effect of a batch on one table: `states` as `fold` returns them, and `masked` tuples in the same order."""
+    """The effect of a batch on one table: `states` as `fold` returns them, and `masked` tuples in the same order.
+
+    `before` has the tuple before each state, masked if the space has masks, for a target that keeps changes.
+    """
 
     states: pa.Table
     masked: pa.ChunkedArray
     change_count: int
     newest: int | None
     """Commit time of the newest change, in microseconds since 1970."""
+    before: pa.ChunkedArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """The last truncation of a space in a batch: version and time of the transaction, and the LSN of the row."""
+    """The last truncation of a space in a batch: version and time of the transaction, LSN and origin of the row."""
 
     version: int
     lsn: int
     time: int
+    replica_id: int | None = None
+
+    def is_before(self, states: pa.Table) -> pa.Array:
+        """Return a mask of the states, as `fold` returns them, that the truncation does not discard."""
+        return _is_later((self.version, self.lsn), states["commit_version"], states["lsn"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +228,12 @@ class ArchiveJob:
             is_dropping = pc.and_(pc.equal(batch["_operation"], "delete"), is_definition)
             rows = batch.filter(pc.or_(pc.equal(batch["_operation"], "truncate"), is_dropping))
             times = rows["_commit_timestamp"].cast(pa.int64())
-            columns = (rows[name].to_pylist() for name in ("_space_id", "_key_msgpack", "_commit_version", "_lsn"))
-            for space_id, key, version, lsn, time in zip(*columns, times.to_pylist(), strict=True):
+            names = ("_space_id", "_key_msgpack", "_commit_version", "_lsn", "_replica_id")
+            columns = (rows[name].to_pylist() for name in names)
+            for space_id, key, version, lsn, replica_id, time in zip(*columns, times.to_pylist(), strict=True):
                 emptied = _dropped(space_id, unpack(key)) if space_id in (SPACE_ID, INDEX_ID) else space_id
                 if emptied is not None and emptied in spaces:
-                    found[emptied] = Truncation(version, lsn, time)
+                    found[emptied] = Truncation(version, lsn, time, replica_id)
         return found
 
     def has_two_keys(self, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
@@ -272,33 +291,52 @@ def fold_partition(targets: Mapping[int, Target], batches: Iterable[pa.RecordBat
 def _fold_space(target: Target, changes: pa.Table) -> Iterator[pa.RecordBatch]:
     changes = changes.filter(pc.not_equal(changes["_operation"], "truncate"))
     changes = changes.filter(behind(target.applied, changes["_replica_id"], changes["_lsn"]))
+    discarded = changes.slice(0, 0)
     if target.truncated is not None:
-        version, lsn = target.truncated
-        later = pc.greater(changes["_commit_version"], version)
-        within = pc.and_(pc.equal(changes["_commit_version"], version), pc.greater(changes["_lsn"], lsn))
-        changes = changes.filter(pc.or_(later, within))
-    if not changes.num_rows:
-        return
-    old = _old(target, changes)
-    states = fold(target.space, changes, old, every_state=target.every_state, rules=target.rules)
-    yield _tally(target.space.id, changes.filter(behind(target.shown, changes["_replica_id"], changes["_lsn"])))
+        is_later = _is_later(target.truncated, changes["_commit_version"], changes["_lsn"])
+        discarded, changes = changes.filter(pc.invert(is_later)), changes.filter(is_later)
+    if target.keeps_changes and discarded.num_rows:
+        yield from _folded(target, discarded, target.old)
+    if changes.num_rows:
+        yield _tally(target.space.id, changes.filter(behind(target.shown, changes["_replica_id"], changes["_lsn"])))
+        yield from _folded(target, changes, target.old if target.truncated is None else None)
+
+
+def _is_later(place: tuple[int, int], versions: pa.ChunkedArray, lsns: pa.ChunkedArray) -> pa.Array:
+    """Return a mask of the changes after a place: the version of a transaction, and the LSN of a row in it."""
+    version, lsn = place
+    within = pc.and_(pc.equal(versions, version), pc.greater(lsns, lsn))
+    return pc.or_(pc.greater(versions, version), within)
+
+
+def _folded(target: Target, changes: pa.Table, pinned: PinnedTable | None) -> Iterator[pa.RecordBatch]:
+    """Fold changes over the tuples of a table; without a table there are none."""
+    every_state = target.every_state or target.keeps_changes
+    old = None
+    if pinned is not None:
+        wanted = keys_that_may_exist(changes) if target.keeps_changes else _keys_needing_old(target, changes)
+        old = pinned.lookup(wanted) if len(wanted) else None
+    states = fold(target.space, changes, old, every_state=every_state, rules=target.rules)
     if not states.num_rows:
         return
+    count = states.num_rows
     tuples = states["tuple"].combine_chunks()
+    before = tuples_before(states, old) if target.keeps_changes else pa.nulls(count, pa.binary())
+    masked = pa.nulls(count, pa.binary())
+    if target.mask is not None:
+        before, masked = target.mask.tuples(before), target.mask.tuples(tuples)
     columns = {
-        "space_id": pa.repeat(pa.scalar(target.space.id, pa.int64()), states.num_rows),
-        "masked": target.mask.tuples(tuples) if target.mask is not None else pa.nulls(len(tuples), pa.binary()),
+        "space_id": pa.repeat(pa.scalar(target.space.id, pa.int64()), count),
+        "masked": masked,
+        "before": before,
     }
     columns |= {name: states[name].combine_chunks() for name in FOLDED_SCHEMA.names if name not in columns}
     yield pa.RecordBatch.from_arrays([columns[name] for name in FOLDED_SCHEMA.names], schema=FOLDED_SCHEMA)
 
 
-def _old(target: Target, changes: pa.Table) -> pa.Table | None:
-    """Return the tuples that operations apply to."""
-    if target.old is None or target.truncated is not None:
-        return None
-    keys = keys_needing_old(changes, last_only=not target.every_state)
-    return target.old.lookup(keys) if len(keys) else None
+def _keys_needing_old(target: Target, changes: pa.Table) -> pa.Array:
+    """Return the keys whose tuples operations apply to."""
+    return keys_needing_old(changes, last_only=not target.every_state)
 
 
 def _tally(space_id: int, changes: pa.Table) -> pa.RecordBatch:
@@ -318,12 +356,20 @@ def by_space(found: pa.Table) -> dict[int, FoldedTable]:
         states, tallies = mine.filter(is_state), mine.filter(pc.invert(is_state))
         newest = pc.max(tallies["commit_timestamp"]).cast(pa.timestamp("us"), safe=False)
         result[space_id] = FoldedTable(
-            states.drop_columns(["space_id", "masked"]),
+            states.drop_columns(["space_id", "masked", "before"]),
             states["masked"],
             pc.sum(tallies["lsn"]).as_py() or 0,
             newest.value if newest.is_valid else None,
+            states["before"],
         )
     return result
+
+
+def shown_states(folded: FoldedTable, mask: SpaceMask | None) -> pa.Table:
+    """Return the states with the tuples that the lake shows: masked ones if the space has masks."""
+    if mask is None:
+        return folded.states
+    return folded.states.set_column(folded.states.schema.get_field_index("tuple"), "tuple", folded.masked)
 
 
 def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
@@ -348,6 +394,11 @@ def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch])
                     [space_ids.filter(chosen).cast(pa.int64()), keys.filter(chosen), shown],
                     names=["space_id", "sort_key", "tuple"],
                 )
+
+
+def at(time_us: int) -> datetime:
+    """Convert microseconds since 1970 to a datetime."""
+    return EPOCH + timedelta(microseconds=time_us)
 
 
 def behind(vclock: VClock, replica_ids: pa.ChunkedArray, lsns: pa.ChunkedArray) -> pa.Array:

@@ -114,6 +114,7 @@ def _states(target: Target, end: int, states: pa.Table) -> pa.RecordBatch:
         "sort_key": states["sort_key"].combine_chunks(),
         "tuple": tuples,
         "masked": target.mask.tuples(tuples) if target.mask is not None else pa.nulls(count, pa.binary()),
+        "before": pa.nulls(count, pa.binary()),
         "operation": pc.if_else(tuples.is_valid(), "replace", "delete"),
         "commit_version": same(end, pa.int64()),
         "commit_timestamp": pa.nulls(count, FOLDED_SCHEMA.field("commit_timestamp").type),

@@ -47,6 +47,8 @@ class Mirror:
         spark: Session to use. By default, the running session of this process is used, or one is started.
         on_event: Called with each event, also from threads that receive the log.
         history: Keep every state of every row, with the times between which it was valid.
+        changes: Also keep a change table for each space: each settled change, with the row before and after it. By
+            default, a lake stays as it is, and a new lake has none.
         space: Mirror only these spaces, by name or id. By default, all user spaces.
         exclude: Skip these spaces.
         columns: Typed columns of a table, by space; `_tuple` always has all fields.
@@ -100,6 +102,7 @@ class Mirror:
         spark: SparkSession | None = None,
         on_event: Callable[[MirrorEvent], object] | None = None,
         history: bool = False,
+        changes: bool | None = None,
         space: int | str | Collection[int | str] = (),
         exclude: int | str | Collection[int | str] = (),
         columns: Mapping[str, Sequence[str]] | None = None,
@@ -136,6 +139,7 @@ class Mirror:
             field_types=FieldTypes.of(types or {}),
             retype=FieldTypes.of(retype or {}),
             history=history,
+            changes=changes,
             trigger_seconds=trigger_seconds,
             max_rows=max_rows,
             register=register,

@@ -24,6 +24,7 @@ from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.columns.arrow_columns import ColumnOptions
 from flowstone.lake.masks import Masking
 from flowstone.lake.quarantine import Quarantine, Quarantined
+from flowstone.lake.table import Moment
 from flowstone.lake.table_schema import LakeError
 from flowstone.replication.vclock import VClock
 from flowstone.spark.fold.key_fold import upsert_rules
@@ -34,7 +35,7 @@ from flowstone.spark.index.slice_bytes import SliceServer, Transport
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import LakeProgress as Saved
 from flowstone.spark.mirror import progress as events
-from flowstone.spark.mirror.batch import BatchJob, Executors, Truncation
+from flowstone.spark.mirror.batch import BatchJob, Executors, Truncation, at
 from flowstone.spark.mirror.choice import MirrorChoice, Spaces, TableChanges, changes_between
 from flowstone.spark.mirror.field_types import FieldTypes
 from flowstone.spark.mirror.sources import DirectorySource, LiveSource, MirrorSource
@@ -46,6 +47,7 @@ from flowstone.spark.mirror.start_checks import (
     effective_types,
     first_snapshot,
     is_local,
+    keeps_changes,
     lake_lock,
     local_path,
     made,
@@ -127,6 +129,8 @@ class MirrorOptions:
     field_types: FieldTypes = field(default_factory=FieldTypes)
     retype: FieldTypes = field(default_factory=FieldTypes)
     history: bool = False
+    changes: bool | None = None
+    """Keep change tables; None: as the lake does, and not in a new lake."""
     once: bool = False
     trigger_seconds: float = 1.0
     max_rows: int = 500_000
@@ -156,6 +160,7 @@ class MirrorOptions:
             "types": f"{self.types.unsigned_as},{self.types.decimal_scale},{self.types.strings_as}",
             "excluded": ",".join(map(str, self.choice.excluded)),
             "field_types": self.field_types.setting,
+            "changes": str(bool(self.changes)).lower(),
         }
 
 
@@ -271,7 +276,11 @@ class MirrorRun:
         quarantine = Quarantine(lake.path, lake.storage_options, self._note_misfits, self._meter.healed)
         origins = origins_of(self._places, self._place.lake, self._options, saved)
         exact = self._make_directories(origins, stack)
-        self._options = replace(self._options, field_types=effective_types(self._options, saved, self._place.lake))
+        self._options = replace(
+            self._options,
+            field_types=effective_types(self._options, saved, self._place.lake),
+            changes=keeps_changes(self._options, saved),
+        )
         self._lake, self._quarantine = lake, quarantine
         quarantine.roll_back({uuid: each.position for uuid, each in saved.items()}, lake.all_tables)
         self._meter.quarantine_rows = quarantine.open_count()
@@ -288,6 +297,7 @@ class MirrorRun:
             types=self._options.types,
             field_types=self._options.field_types,
             history=self._options.history,
+            changes=bool(self._options.changes),
             catalog=self._options.catalog,
             on_event=self._tell,
         )
@@ -481,6 +491,7 @@ class MirrorRun:
             loaded = job.load(snapshot, spaces)
             rows = self._tables.load(loaded, spaces, stream.uuid, position, time_us)
         self._tables.leave(changes.renamed, spaces, stream.uuid, position, time_us)
+        self._tables.finish(stream.uuid, position)
         self._save(stream, position, tracker, spaces, time_us)
         self._meter.batch(time.monotonic(), time.monotonic() - begun, None)
         self._tell(events.MirrorSnapshot(stream.uuid, position.to_mapping(), rows))
@@ -505,12 +516,12 @@ class MirrorRun:
         if changes.created:
             self._check_created(stream, job.log.schema_at(start).schema, changes.created, start)
         self._tables.drop(changes.dropped, stream.uuid, end, time_us)
-        self._tables.rename(changes.renamed, stream.uuid, start)
+        self._tables.rename(changes.renamed, stream.uuid, start, Moment(end.signature, at(time_us)))
         rules = upsert_rules(job.log.server_version)
         targets = self._tables.targets(spaces, stream.uuid, truncated, rules, created=changes.created)
         folded = job.run(start, end, targets, plan.row_count)
         newest = None
-        versions = self._tables.create(changes.created, stream.uuid, end, folded)
+        versions = self._tables.create(changes.created, stream.uuid, end, folded, truncated)
         for space_id, space in spaces.items():
             found, version = folded.get(space_id), versions.get(space_id)
             if version is None:
@@ -526,6 +537,7 @@ class MirrorRun:
             self._meter.table(time.monotonic(), space.name, count, version)
             if found is not None and found.newest is not None:
                 newest = max(newest or 0, found.newest)
+        self._tables.finish(stream.uuid, end)
         self._save(stream, end, plan.definitions, spaces, time_us)
         now = time.monotonic()
         lag = None if newest is None else max(0.0, time.time() - newest / 1e6)

@@ -116,6 +116,11 @@ def origins_of(
         )
     _check_excluded(origins, lake, options, saved)
     for origin in origins:
+        if options.changes and isinstance(origin.source, DirectorySource) and not origin.source.index.has_times:
+            raise OtherSettings(
+                f"cannot keep the changes of {origin.name}: a Limestone log has no order of the writes of a key",
+                hint="omit --changes",
+            )
         if origin.replicaset_uuid not in saved:
             _check_beginning(origin, options)
     return origins
@@ -234,6 +239,13 @@ def effective_types(options: MirrorOptions, saved: Mapping[str, Saved], lake: st
                 hint=f"change the type with --retype '{space}.{name}={kind}', or omit --type",
             )
     return known | options.field_types | options.retype
+
+
+def keeps_changes(options: MirrorOptions, saved: Mapping[str, Saved]) -> bool:
+    """Return the option if it is given, else what the lake does."""
+    if options.changes is not None:
+        return options.changes
+    return any(each.settings.get("changes") == "true" for each in saved.values())
 
 
 def schema_of(rows: Sequence[DefinitionRow]) -> Schema:

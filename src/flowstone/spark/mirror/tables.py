@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,15 @@ import pyarrow.compute as pc
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.update.update import UpdateRules
 from flowstone.columns.arrow_columns import ColumnOptions
+from flowstone.lake.change_table import TableMarker
 from flowstone.lake.masks import Masking, SpaceMask
 from flowstone.lake.table import LakeTable, Merged, Moment
 from flowstone.lake.table_schema import LakeError
 from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import ArrowRows, Lake, is_living
 from flowstone.spark.mirror import progress as events
-from flowstone.spark.mirror.batch import FoldedTable, Target, Truncation, behind, mask_rows
+from flowstone.spark.mirror.batch import FoldedTable, Target, Truncation, at, behind, mask_rows, shown_states
+from flowstone.spark.mirror.change_tables import ChangeTables
 from flowstone.spark.mirror.choice import MirrorChoice, Spaces
 from flowstone.spark.mirror.field_types import FieldTypes
 from flowstone.spark.mirror.start_checks import WrongPlace
@@ -34,7 +36,6 @@ from flowstone.spark.mirror.start_checks import WrongPlace
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LOADED_DDL = "space_id BIGINT, sort_key BINARY, tuple BINARY"
 
 Pair = tuple[SpaceDefinition, SpaceDefinition]
@@ -71,6 +72,7 @@ class MirrorTables:
         types: ColumnOptions,
         field_types: FieldTypes | None = None,
         history: bool,
+        changes: bool = False,
         catalog: str | None = None,
         on_event: Callable[[events.MirrorEvent], object],
     ) -> None:
@@ -83,6 +85,7 @@ class MirrorTables:
         self._field_types = field_types or FieldTypes()
         self._catalog = catalog
         self._is_history = history
+        self._changes = ChangeTables(lake) if changes else None
         self._tell = on_event
         self._open: dict[tuple[bool, str], LakeTable] = {}
 
@@ -106,10 +109,11 @@ class MirrorTables:
                 self._table(space.name, exact=True).drop(position, uuid, moment)
             self._forget(space.name)
             self._unregister(space.name)
+            self._mark(space.name, TableMarker("drop", position.signature, moment.timestamp))
             self._note(done, space.name, "dropped")
 
-    def rename(self, pairs: Iterable[Pair], uuid: str, position: VClock) -> None:
-        """Rename tables. `position` is the one before the batch, because the rows of the batch follow."""
+    def rename(self, pairs: Iterable[Pair], uuid: str, position: VClock, end: Moment) -> None:
+        """Rename tables. `position` is the one before the batch, because the rows of the batch follow, up to `end`."""
         for was, now in in_order(pairs):
             if self._masking.of(was) is not None or self._masking.of(now) is not None:
                 self._refuse_rename(was, now)
@@ -117,7 +121,15 @@ class MirrorTables:
             self._open.pop((False, was.name), None)
             self._unregister(was.name)
             self._register(now.name)
+            self._mark(was.name, TableMarker("rename", end.version, end.timestamp, detail=now.name))
+            # The table has the rows of before; those of the same transaction have a version that is not lower.
+            detail = f"renamed from {was.name}"
+            self._mark(now.name, TableMarker("reset", position.signature + 1, end.timestamp, detail=detail))
             self._tell(events.MirrorTable(was.name, "renamed", f"to {now.name}"))
+
+    def _mark(self, name: str, marker: TableMarker) -> None:
+        if self._changes is not None:
+            self._changes.mark(name, marker)
 
     def leave(self, pairs: Iterable[Pair], spaces: Spaces, uuid: str, position: VClock, time_us: int) -> None:
         """Mark the tables that a loaded snapshot does not have: `pairs` under their former names, and leftovers.
@@ -125,13 +137,14 @@ class MirrorTables:
         Leftovers are tables of an earlier snapshot whose mirror was killed before it saved its progress.
         """
         taken = {space.name for space in spaces.values()}
+        moment = Moment(position.signature, at(time_us))
         for was, now in pairs:
             if was.name not in taken:
                 self._lake.leave(was.name, now, uuid)
                 self._forget(was.name)
                 self._unregister(was.name)
+                self._mark(was.name, TableMarker("rename", moment.version, moment.timestamp, detail=now.name))
                 self._tell(events.MirrorTable(was.name, "renamed", f"to {now.name}"))
-        moment = Moment(position.signature, at(time_us))
         for lake in (self._exact, self._lake):
             for name, table in lake.tables().items() if lake is not None else ():
                 if name in taken or uuid not in table.schema.sets or uuid in table.schema.dropped:
@@ -141,6 +154,7 @@ class MirrorTables:
                 self._forget(name)
                 self._unregister(name)
                 if lake is self._lake:
+                    self._mark(name, TableMarker("drop", moment.version, moment.timestamp))
                     self._tell(events.MirrorTable(name, "dropped"))
 
     def _refuse_rename(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
@@ -156,11 +170,13 @@ class MirrorTables:
         uuid: str,
         position: VClock,
         folded: Mapping[int, FoldedTable],
+        truncated: Mapping[int, Truncation],
     ) -> dict[int, int]:
         """Create tables for new spaces, with the rows of the same transaction. Return table versions by space."""
         versions: dict[int, int] = {}
         for space in spaces:
-            found, mask = folded.get(space.id), self._masking.of(space)
+            truncation, mask = truncated.get(space.id), self._masking.of(space)
+            found = self._after(truncation, folded.get(space.id))
             table = self._lake.create(
                 _shown(space, mask),
                 uuid,
@@ -169,9 +185,11 @@ class MirrorTables:
                 columns=self._choice.columns_of(space),
                 options=self._types,
                 types=self._field_types.of_space(space),
-                states=_shown_states(found, mask),
+                states=self._shown_states(found, mask),
             )
             self._open[False, space.name] = table
+            if self._changes is not None:
+                self._changes.append(table.schema, folded.get(space.id), uuid, position, mask, truncation)
             versions[space.id] = table.version
             if mask is not None:
                 assert self._exact is not None
@@ -205,7 +223,16 @@ class MirrorTables:
         for space in spaces.values():
             self._forget(space.name)
             self._register(space.name)
+            self._follow_changes(space.name, uuid, "snapshot", at(time_us))
         return sum(each.upserts for each in done.values())
+
+    def _follow_changes(self, name: str, uuid: str, reason: str, time: datetime | None = None) -> None:
+        """Let the change table continue from the position of its table, with a reset if it lacks changes."""
+        if self._changes is None:
+            return
+        table = self._table(name)
+        if self._changes.follow(table.schema, uuid, table.positions.get(uuid, VClock()), reason, time):
+            self._tell(events.MirrorTable(name, "reset", f"its changes continue from the {reason}"))
 
     def retype(self) -> None:
         """Rewrite the tables whose declared types have changed. A table that was renamed keeps its types."""
@@ -262,9 +289,12 @@ class MirrorTables:
                 every_state=self._is_history,
                 truncated=None if truncation is None else (truncation.version, truncation.lsn),
                 rules=rules,
+                keeps_changes=self._changes is not None,
             )
             if space_id not in new:
                 table = self._table(space.name)
+                if self._changes is not None and not self._changes.has_markers(space.name):
+                    self._follow_changes(space.name, uuid, "current table")
                 source = table if mask is None else self._table(space.name, exact=True)
                 shown, applied = (each.positions.get(uuid, VClock()) for each in (table, source))
                 target = replace(target, applied=applied, shown=shown, old=source.pin(uuid))
@@ -282,10 +312,17 @@ class MirrorTables:
         is_altered: bool = False,
     ) -> int | None:
         """Apply a batch to one table in one commit. Return the new version, or None if there was nothing to commit."""
-        if truncation is None and not is_altered and (folded is None or not folded.states.num_rows):
-            return None
+        has_changes = truncation is not None or is_altered or (folded is not None and folded.states.num_rows)
         table, mask = self._table(space.name), self._masking.of(space)
-        states = _shown_states(folded, mask)
+        if self._changes is not None and (has_changes or self._changes.has_markers(space.name)):
+            schema = table.schema.moved(_shown(space, mask))
+            if truncation is None and not schema.has_keys_of(table.schema):
+                self._mark(space.name, TableMarker("reset", position.signature, detail="another primary key"))
+            self._changes.append(schema, folded, uuid, position, mask, truncation)
+        if not has_changes:
+            return None
+        folded = self._after(truncation, folded)
+        states = self._shown_states(folded, mask)
         shown = table.positions.get(uuid, VClock())
         states = states.filter(behind(shown, states["replica_id"], states["lsn"]))
         done = self._apply(table, _shown(space, mask), states, uuid, position, truncation, is_altered)
@@ -320,6 +357,28 @@ class MirrorTables:
             return table.rewrite(definition, position, uuid)
         return table.merge(states, definition, position, uuid, replace=truncation is not None)
 
+    def _after(self, truncation: Truncation | None, folded: FoldedTable | None) -> FoldedTable | None:
+        """Return what a truncation leaves. With changes, executors also return the states that it discards."""
+        if self._changes is None or truncation is None or folded is None:
+            return folded
+        is_later = truncation.is_before(folded.states)
+        return replace(
+            folded, states=folded.states.filter(is_later), masked=folded.masked.filter(is_later), before=None
+        )
+
+    def _shown_states(self, folded: FoldedTable | None, mask: SpaceMask | None) -> pa.Table:
+        """Return the states for the table in the lake, masked if the space has masks."""
+        if folded is None:
+            return EMPTY
+        states = shown_states(folded, mask)
+        # With changes, executors return every state.
+        return states if self._is_history or self._changes is None else last_states(states)
+
+    def finish(self, uuid: str, position: VClock) -> None:
+        """End a batch at `position`: drops and renames reach the change tables of spaces that are gone."""
+        if self._changes is not None:
+            self._changes.finish(uuid, position)
+
     def _note(self, done: Merged, name: str, what: str) -> None:
         if not done.is_replay:
             self._tell(events.MirrorTable(name, what))
@@ -329,6 +388,8 @@ class MirrorTables:
     def compact(self, names: Sequence[str]) -> None:
         for table in self._tables_of(names):
             table.compact()
+        if self._changes is not None:
+            self._changes.compact(names)
 
     def vacuum(self, keep_hours: int) -> None:
         """Vacuum all tables, including tables of dropped and renamed spaces, and the quarantine."""
@@ -338,6 +399,8 @@ class MirrorTables:
                 opened.get(table.path, table).vacuum(keep_hours)
         if self._lake.quarantine is not None:
             self._lake.quarantine.maintain(keep_hours)
+        if self._changes is not None:
+            self._changes.vacuum(keep_hours)
 
     def _tables_of(self, names: Sequence[str]) -> list[LakeTable]:
         return [table for (_, name), table in sorted(self._open.items(), key=lambda item: item[0]) if name in names]
@@ -382,19 +445,6 @@ def last_states(states: pa.Table) -> pa.Table:
     return states.filter(pa.array(np.append(codes[1:] != codes[:-1], True)))
 
 
-def at(time_us: int) -> datetime:
-    """Convert microseconds since 1970 to a datetime."""
-    return EPOCH + timedelta(microseconds=time_us)
-
-
 def _shown(space: SpaceDefinition, mask: SpaceMask | None) -> SpaceDefinition:
     """Return the definition of the table in the lake, with masks applied."""
     return space if mask is None else mask.definition(space)
-
-
-def _shown_states(folded: FoldedTable | None, mask: SpaceMask | None) -> pa.Table:
-    """Return the states with the tuples of the table in the lake, masked if the space has masks."""
-    states = folded.states if folded is not None else EMPTY
-    if mask is not None and folded is not None:
-        states = states.set_column(states.schema.get_field_index("tuple"), "tuple", folded.masked)
-    return states
