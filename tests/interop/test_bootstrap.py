@@ -21,6 +21,11 @@ def _ids(member: Member) -> dict[str, int]:
     return {uuid: number for number, uuid, *_ in map(unpack, member.tuples(CLUSTER))}
 
 
+def _registered(booted: Member, late: list[Member]) -> list[Member]:
+    ids = _ids(booted)
+    return [member for member in late if member.options["instance_uuid"] in ids]
+
+
 def _start_mesh(members: list[Member], *, uris: list[str] | None = None) -> None:
     for member in members:
         member.launch(replication=uris or [one.uri for one in members], **LATE)
@@ -100,9 +105,11 @@ def test_late_empty_members_join_the_bootstrapped_one(cluster: Cluster, booted_k
     else:
         for member in late:
             member.launch(replication=uris)
-    wait_ready(late[0])
-    booted.configure(replication=uris[:2])  # the other member may have joined this one, and must not remain unknown
-    wait_ready(late[1])
+    # One of them joins the bootstrapped member; the other one may join that one, and then remains unknown to the
+    # bootstrapped member, and not ready, until the bootstrapped member follows the one that registered it.
+    first = eventually("a late member is registered", lambda: _registered(booted, late))[0]
+    booted.configure(replication=[booted.uri, first.uri])
+    wait_ready(*late)
     booted.configure(replication=uris)
     _assert_one_set([booted, *late])
     assert _ids(booted)[SMALL] == 1

@@ -31,6 +31,10 @@ CHANGE_SECONDS: Final = 600.0
 
 ASK_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 0.07
+LOOKS_MAX: Final = 20
+"""How often, and how many times, the operator looks at a node that lacks logs: for longer than its retries take."""
+
 AFTERLIFE_SECONDS: Final = (1.0, 10.0)
 """How long an expelled member runs before the next action on it."""
 
@@ -426,7 +430,7 @@ async def resume_replication(replica_set: ReplicaSet, name: str) -> None:
     (seed 219), but without its appliers it would never learn of its expulsion (seed 573897856).
     """
     sim = replica_set.sim
-    while sim.is_ready(name) and (_has_stopped(sim.node(name)) or _is_too_old(sim.node(name))):
+    while await _is_stuck(replica_set, name):
         replication = sim.machine(name).options["replication"]
         if name in replica_set.departed:
             with suppress(FlowstoneError, OSError, Crashed):
@@ -439,6 +443,21 @@ async def resume_replication(replica_set: ReplicaSet, name: str) -> None:
             await replica_set.restart(name)
 
 
+async def _is_stuck(replica_set: ReplicaSet, name: str) -> bool:
+    """Return True if a node needs an operator. A node that is too old is shown to follow an upstream from the moment it
+    subscribes until it gets the error, so several looks are needed (seed 1000396)."""
+    sim = replica_set.sim
+    for _ in range(LOOKS_MAX):
+        if not sim.is_ready(name):
+            return False
+        if _has_stopped(sim.node(name)) or _is_too_old(sim.node(name)):
+            return True
+        if not _lacks_logs(sim.node(name)):
+            return False
+        await sim.sleep(LOOK_SECONDS)
+    return False
+
+
 def _has_stopped(node: Node) -> bool:
     return "stopped" in [side["status"] for side in _upstreams(node)]
 
@@ -447,7 +466,12 @@ def _is_too_old(node: Node) -> bool:
     """Return True if no upstream has the logs that the node needs: it joins anew when it is started (seed 1000105)."""
     sides = _upstreams(node)
     is_following = any(side["status"] in ("follow", "sync") for side in sides)
-    return not is_following and any("Missing .xlog file" in side.get("message", "") for side in sides)
+    return not is_following and _lacks_logs(node)
+
+
+def _lacks_logs(node: Node) -> bool:
+    """Return True if one of the upstreams, at least, has deleted the logs that the node needs."""
+    return any("Missing .xlog file" in side.get("message", "") for side in _upstreams(node))
 
 
 def _upstreams(node: Node) -> list[dict[str, Any]]:

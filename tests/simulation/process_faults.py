@@ -302,6 +302,8 @@ async def _overtake_once(replica_set: ReplicaSet, rng: Random) -> bool:
     try:
         with suppress(FlowstoneError, Crashed, TimeoutError):
             await sim.sleep(rng.choice([0.0, rng.uniform(0.1, 1.0)]))
+            if not sim.is_ready(heir):  # another fault has ended it (seed 1000769)
+                return False
             async with asyncio.timeout(OVERTAKE_SECONDS):
                 await sim.on(heir, sim.node(heir).promote())
             await sim.until(lambda: _queue_term(replica_set, heir) > before, seconds=OVERTAKE_SECONDS)
