@@ -104,6 +104,7 @@ REFUSED_2_11: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     ({"election_mode": True}, "should be of type string"),
     ({"election_timeout": 0}, "the value must be a positive number"),
+    ({"election_transfer_timeout": -1}, "the value must be >= 0"),
     ({"election_fencing_mode": "hard"}, "the value must be one of the following strings: 'off', 'soft', 'strict'"),
     (
         {"election_mode": "voter", "replication_anon": True, "read_only": True},

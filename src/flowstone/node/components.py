@@ -35,6 +35,7 @@ from flowstone.node.option import incorrect
 from flowstone.node.server.server import Server
 from flowstone.node.statistics import DiskUsage, disk_usage
 from flowstone.node.synchro.elections import MAY_LEAD, Elections
+from flowstone.node.synchro.leadership_transfer import transfer_leadership
 from flowstone.node.synchro.limbo_driver import Revocable
 from flowstone.node.upstream.node_sink import NOBODY, NodeSink
 from flowstone.node.upstream.row_applier import Applying
@@ -117,8 +118,13 @@ class Components:
         if instance.listen is None:
             await self.listen(self._configuration)
         self.replication.follow()
+        self.stack.push_async_callback(self._transfer_leadership)  # before any component is stopped
         if not is_leader:
             await self.replication.sync()
+
+    async def _transfer_leadership(self) -> None:
+        timeout = self.instance.configuration.election_transfer_timeout
+        await transfer_leadership(self.instance, self.relays, timeout)
 
     async def _lead_from_birth(self) -> None:
         """Promote the founder of a replica set at once: it is the only member, so no other leader can appear.
@@ -368,6 +374,7 @@ class Components:
         self.stack.push_async_callback(self.checkpointer.stop)
         self.relays = self.server.relays = Relays(instance, collector)
         self.stack.push_async_callback(self.relays.close)
+        self.relays.on_subscribed.append(self.replication.peer_subscribed)
         self.relays.on_ack.append(self.replication.peer_acknowledged)
         self.relays.on_ack.append(instance.queue.ack)
         # A lost member may lose its data before it reconnects; after that it acknowledges its rows again.

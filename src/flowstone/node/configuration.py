@@ -160,6 +160,7 @@ class NodeOptions(TypedDict, total=False):
     election_mode: Literal["off", "voter", "candidate", "manual"]
     election_timeout: float
     election_fencing_mode: Literal["off", "soft", "strict"]
+    election_transfer_timeout: float
     wal_cleanup_delay: float
     dialect: Literal["2.6", "2.11"] | None
 
@@ -443,6 +444,13 @@ class Configuration:
         "When a leader that has lost its quorum of connections resigns (2.11): off (never), soft, strict (before"
         " another leader can be elected).",
         no_mode_of(FENCING_MODES),
+        dynamic=True,
+    )
+    election_transfer_timeout: float = _option(
+        "number",
+        2.0,
+        "Seconds that a leader may take, when it is stopped, to let another candidate lead (2.11); 0: it just stops.",
+        below(0, "the value must be >= 0"),
         dynamic=True,
     )
     wal_cleanup_delay: float = _option(

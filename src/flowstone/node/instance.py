@@ -162,6 +162,9 @@ class Instance:
     is_orphan: bool = False
     """True if the instance is not in sync with enough of its peers."""
 
+    is_stopping: bool = False
+    """True if the instance accepts no more writes, because it transfers its leadership before it stops."""
+
     expelled_id: int = 0
     """The id that the instance had when its row of `_cluster` was deleted; 0 if it was not expelled."""
 
@@ -206,7 +209,8 @@ class Instance:
         Without an id the box is read-only: its rows would look like local rows, which are not replicated.
         """
         is_held_back = self.id == 0 or self.is_orphan or self.queue.limbo.is_read_only or self.elections.is_read_only
-        was_read_only, self.box.is_read_only = self.box.is_read_only, self.configuration.read_only or is_held_back
+        is_read_only = self.configuration.read_only or self.is_stopping or is_held_back
+        was_read_only, self.box.is_read_only = self.box.is_read_only, is_read_only
         self.box.read_only_reason = self._read_only_text()
         if self.is_read_only != was_read_only:
             self.elections.wake()
@@ -232,6 +236,8 @@ class Instance:
                 return f"synchro queue with term {limbo.term} belongs to {self._member(limbo.owner_id)}{frozen}"
             case "orphan":
                 return "it is an orphan"
+            case "stopping":
+                return "it is stopping"
         return "box.cfg.read_only is true"
 
     def _member(self, replica_id: int) -> str:
@@ -243,8 +249,8 @@ class Instance:
 
     @property
     def read_only_reason(self) -> str | None:
-        """The value of `box.info.ro_reason`. Real servers have no `expelled`: an expelled server still accepts
-        writes."""
+        """The value of `box.info.ro_reason`. Real servers have no `expelled` and no `stopping`: such a server still
+        accepts writes."""
         if self.is_expelled:
             return "expelled"
         if self.elections.is_read_only:
@@ -255,6 +261,8 @@ class Instance:
             return "config"
         if self.is_orphan:
             return "orphan"
+        if self.is_stopping:
+            return "stopping"
         return "config" if self.is_read_only else None
 
     @property

@@ -17,6 +17,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.node.upstream import upstreams
 from flowstone.node.upstream.membership_query import is_registered
 from flowstone.node.wal.journal import Journal
+from tests.simulation.cluster import all_follow_all, start_set
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Simulation, simulated
 
@@ -150,6 +151,18 @@ async def test_instance_is_an_orphan_until_its_peers_return(sim: Simulation) -> 
     await sim.restart("b")
     await sim.until(lambda: sim.node("a").info()["status"] == "running")
     await put(sim, "a", 1)
+
+
+@simulated(seeds=range(2))
+async def test_members_reconnect_soon_when_a_member_is_back(sim: Simulation) -> None:
+    await start_set(sim, replication_timeout=100, replication_connect_timeout=1000)
+    await sim.until(lambda: all_follow_all(sim), seconds=300)
+    sim.kill("a")
+    await sim.sleep(1)  # the next attempt is due in 99 s
+    await sim.restart("a")
+    before = sim.now
+    await sim.until(lambda: all_follow_all(sim))
+    assert sim.now - before < 10
 
 
 @simulated()

@@ -394,3 +394,15 @@ def test_promotion_errors_equal_those_of_real_servers() -> None:
     raft.configure(Config(mode=ElectionMode.OFF), 2.0)
     with pytest.raises(errors.ElectionDisabled):
         raft.promoted(term)
+
+
+def test_leader_is_known_to_all_when_every_connected_member_reports_it() -> None:
+    raft = machine(replace(CANDIDATE, mode=ElectionMode.VOTER), members=4)
+    assert not raft.is_leader_known_to_all
+    raft.message(2, RaftState(term=2, vote=2, state=ElectionState.LEADER, leader_id=2), 0.0)
+    settle(raft)
+    assert not raft.is_leader_known_to_all
+    raft.message(3, RaftState(term=2, vote=2, state=ElectionState.FOLLOWER, leader_id=2, is_leader_seen=True), 0.0)
+    assert not raft.is_leader_known_to_all
+    raft.connection(4, upstream=False, downstream=True, now=0.0)
+    assert raft.is_leader_known_to_all

@@ -57,6 +57,8 @@ class Relays:
 
     def __init__(self, instance: Instance, collector: GarbageCollector) -> None:
         self.instance = instance
+        self.on_subscribed: list[Callable[[UUID], None]] = []
+        """Called with the UUID of a replica that has subscribed."""
         self.on_ack: list[Callable[[int, VClock], None]] = []
         """Called with the id (0 if anonymous) and the vclock of a replica whose ACK has advanced its vclock."""
         self.on_answer: list[Callable[[int, int, VClock], None]] = []
@@ -127,6 +129,10 @@ class Relays:
         """Return the vclock that the replica has acknowledged; None if it is not connected."""
         replica = self._downstreams.get(uuid)
         return replica.relay.acked.vclock if replica is not None and replica.relay is not None else None
+
+    def count_having(self, vclock: VClock) -> int:
+        """Return the number of connected members that have acknowledged all rows up to `vclock`."""
+        return sum(1 for relay in self._followers if relay.replica.id and vclock <= relay.acked.vclock)
 
     def _shown(self, replica: Downstream) -> dict[str, Any] | None:
         relay = replica.relay
@@ -342,6 +348,8 @@ class Relays:
         if relay in self._followers:
             # After the start: this may change the election state, which must not be sent before the reply to SUBSCRIBE.
             self.instance.elections.connection(replica.id, downstream=True)
+            for tell in self.on_subscribed:
+                tell(replica.uuid)
         relay.received(unread)
 
     # --- `Following`, for relays ---

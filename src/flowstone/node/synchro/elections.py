@@ -52,7 +52,7 @@ class Elections:
         self._quorum: tuple[int, Collection[int]] = (1, ())
         self._links: dict[int, tuple[bool, bool]] = {}
         """For each peer: True if we follow it, and True if it follows us."""
-        self._is_started = self._is_closed = self._is_stepping = False
+        self._is_started = self._is_closed = self._is_stepping = self._is_retiring = False
         self.expelled_id = 0
         """The id that this instance had when it was expelled; 0 if it was not expelled."""
         self._seen_term = 0
@@ -161,7 +161,7 @@ class Elections:
         raft.set_quorum(*self._quorum, now)
         for peer_id, (upstream, downstream) in self._links.items():
             raft.connection(peer_id, upstream=upstream, downstream=downstream, now=now)
-        raft.configure(self._config, now)
+        raft.configure(self._effective, now)
 
     def registered(self, replica_id: int) -> None:
         """Set the id of an instance that was anonymous."""
@@ -195,8 +195,16 @@ class Elections:
     def configure(self, config: Config) -> None:
         """Apply changed options. The mode takes effect at `start`."""
         self._config = config
-        effective = config if self._takes_part else replace(config, mode=ElectionMode.OFF)
-        self._do(lambda now: self.raft.configure(effective, now))
+        self._do(lambda now: self.raft.configure(self._effective, now))
+
+    @property
+    def _effective(self) -> Config:
+        """The options that Raft gets."""
+        if not self._takes_part:
+            return replace(self._config, mode=ElectionMode.OFF)
+        if self._is_retiring and self._config.mode in MAY_LEAD:
+            return replace(self._config, mode=ElectionMode.VOTER)
+        return self._config
 
     def set_quorum(self, quorum: int, members: Collection[int]) -> None:
         """Set the value of `replication_synchro_quorum` and the ids of the members in `_cluster`."""
@@ -227,6 +235,7 @@ class Elections:
         if link != before and peer_id and not self.expelled_id:
             self._links[peer_id] = link
             self._do(lambda now: self.raft.connection(peer_id, upstream=link[0], downstream=link[1], now=now))
+            self.wake()  # Raft requests nothing if the quorum stays healthy
 
     # --- box.ctl ---
 
@@ -250,6 +259,16 @@ class Elections:
 
     def resign(self) -> None:
         self._do(self.raft.resign)
+
+    def retire(self) -> None:
+        """Resign, and only vote from now on: the instance is about to stop."""
+        self._is_retiring = True
+
+        def step_down(now: float) -> None:
+            self.raft.resign(now)  # first: only a resignation fences the queue
+            self.raft.configure(self._effective, now)
+
+        self._do(step_down)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition`, which reads `raft`, is true.

@@ -81,6 +81,10 @@ RETRY_SECONDS_MAX: Final = 5.0
 """Retries back off after FAILURES_BEFORE_BACKOFF failures: each pause is BACKOFF times the last, up to
 RETRY_SECONDS_MAX."""
 
+RETURN_SHARE: Final = 0.05
+"""Fraction of `replication_timeout` after which an attempt follows the return of the peer. It bounds the attempts of
+two peers each of which subscribes, fails, and so announces its return to the other."""
+
 _LAST_2_6: Final = 2 << 16 | 6 << 8
 
 
@@ -122,6 +126,7 @@ class Applier:
         self._verdict: FlowstoneError | None = None
         self._pause_at: frozenset[ApplierState] = frozenset()
         self._resumed = asyncio.Event()
+        self._returned = asyncio.Event()
         self._waiters: list[_Waiter] = []
         self._protocol: ApplierProtocol | None = None
         self._stream: Stream | None = None
@@ -216,6 +221,10 @@ class Applier:
         self._verdict = error
         self._task.cancel()
 
+    def peer_subscribed(self) -> None:
+        """Retry soon if the connection is lost: the peer follows us, so it is there again."""
+        self._returned.set()
+
     def info(self) -> dict[str, Any]:
         """Return `upstream` of `box.info.replication[n]`, which is shown unless the applier is off."""
         found: dict[str, Any] = {"status": self.state.value}
@@ -239,12 +248,20 @@ class Applier:
         try:
             while (after := await self._attempt()) not in ENDED:
                 self._set_state(after)
-                await self._outside.clock.sleep(self._pause_before_retry())
+                await self._pause()
             self._set_state(after)
         except asyncio.CancelledError:
             if self._verdict is None:
                 raise
             self._set_state(self._fail(self._verdict))
+
+    async def _pause(self) -> None:
+        """Wait before the next attempt, for a shorter time if the peer returns meanwhile."""
+        self._returned.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_before_retry()):
+                await self._returned.wait()
+                await self._outside.clock.sleep(RETURN_SHARE * self.replication_timeout)
 
     async def _attempt(self) -> ApplierState:
         """Connect and follow until an error occurs; return the state that follows from the error."""

@@ -605,6 +605,12 @@ class Replication:
         is_of_set = other_replica_set(error, self._instance.replicaset_uuid) is None
         return is_of_set and applier.uuid is not None and applier.uuid not in self.replica_set.ids
 
+    def peer_subscribed(self, uuid: UUID) -> None:
+        """Tell the applier of a member that this member follows us now."""
+        for applier in self._appliers.values():
+            if applier.uuid == uuid:
+                applier.peer_subscribed()
+
     def peer_acknowledged(self, replica_id: int, vclock: VClock) -> None:
         """Tell appliers that a member that follows us has written all rows up to `vclock`, perhaps also rows that it
         had lost."""

@@ -248,7 +248,12 @@ class ElectionPeers:
     @property
     def healthy_count(self) -> int:
         """The number of members connected in both directions, including this member."""
-        return 1 + len((self._upstreams & self._downstreams & self._members) - {self.instance_id})
+        return 1 + len(self.healthy)
+
+    @property
+    def healthy(self) -> set[int]:
+        """The other members that are connected in both directions."""
+        return (self._upstreams & self._downstreams & self._members) - {self.instance_id}
 
     @property
     def quorum(self) -> int:

@@ -106,6 +106,11 @@ class Raft:
         return self._volatile_term
 
     @property
+    def is_leader_known_to_all(self) -> bool:
+        """True if all connected members report hearing the leader of this term, whom this member knows, too."""
+        return self._leader != 0 and self._peers.healthy - {self._leader} <= self._witnesses
+
+    @property
     def is_read_only(self) -> bool:
         return self._is_enabled and self._state is not ElectionState.LEADER
 
