@@ -17,11 +17,13 @@ from flowstone.iproto.packet import encode_request, frame
 from tests.iproto.scanned_requests import check, scanned
 from tests.iproto.test_scan_kernels import ANYTHING, EXTENSIONS, map_of, unsigned
 
-SELECT, INSERT, REPLACE, DELETE = (
+SELECT, INSERT, REPLACE, UPDATE, DELETE, UPSERT = (
     RequestType.SELECT.value,
     RequestType.INSERT.value,
     RequestType.REPLACE.value,
+    RequestType.UPDATE.value,
     RequestType.DELETE.value,
+    RequestType.UPSERT.value,
 )
 
 
@@ -36,12 +38,16 @@ def statement(type: int, sync: int, space_id: int, values: tuple[Any, ...]) -> b
         return request(type, sync, SPACE_ID=space_id, **more, KEY=values)
     if type == DELETE:
         return request(type, sync, SPACE_ID=space_id, INDEX_ID=0, KEY=values)
+    if type == UPDATE:
+        return request(type, sync, SPACE_ID=space_id, INDEX_ID=1, INDEX_BASE=1, KEY=values, TUPLE=(("=", 1, 2),))
+    if type == UPSERT:
+        return request(type, sync, SPACE_ID=space_id, INDEX_BASE=1, OPS=(("=", 1, 2),), TUPLE=values)
     return request(type, sync, SPACE_ID=space_id, TUPLE=values)
 
 
 STATEMENTS = st.builds(
     statement,
-    st.sampled_from((SELECT, INSERT, REPLACE, DELETE)),
+    st.sampled_from((SELECT, INSERT, REPLACE, UPDATE, DELETE, UPSERT)),
     st.sampled_from((0, 1, 127, 255, 2**32, 2**63, 2**64 - 1)),
     st.sampled_from((0, 127, 512, 2**31, 2**32 - 1)),
     st.tuples(st.integers(0, 9) | st.text(max_size=9)),
@@ -156,10 +162,10 @@ def test_scan_stops_at_a_full_table() -> None:
     [
         request(SELECT, SPACE_ID=512, KEY=(1,)),
         request(SELECT, SPACE_ID=512, KEY=(1,), LIMIT=0),
-        request(SELECT, SPACE_ID=512, KEY=(1,), LIMIT=1, OFFSET=1),
-        request(SELECT, SPACE_ID=512, KEY=(1,), LIMIT=1, ITERATOR=1),
-        request(SELECT, SPACE_ID=512, KEY=(1,), LIMIT=1, INDEX_ID=1),
-        request(DELETE, SPACE_ID=512, KEY=(1,), INDEX_ID=1),
+        request(SELECT, SPACE_ID=512, KEY=1, LIMIT=1),
+        request(SELECT, SPACE_ID=512, KEY=(1,), LIMIT=1, INDEX_BASE=1),
+        request(DELETE, SPACE_ID=512, KEY=(1,), ITERATOR=1),
+        request(DELETE, SPACE_ID=512, KEY=(1,), OFFSET=1),
         request(DELETE, SPACE_ID=512),
         request(REPLACE, SPACE_ID=512),
         request(REPLACE, TUPLE=(1,)),
@@ -168,8 +174,14 @@ def test_scan_stops_at_a_full_table() -> None:
         request(INSERT, SPACE_ID=2**32 + 512, TUPLE=(1,)),
         request(INSERT, SPACE_ID=-1, TUPLE=(1,)),
         request(INSERT, SPACE_NAME="s", TUPLE=(1,)),
-        request(RequestType.UPDATE, SPACE_ID=512, KEY=(1,), TUPLE=()),
-        request(RequestType.UPSERT, SPACE_ID=512, TUPLE=(1,), OPS=()),
+        request(REPLACE, SPACE_ID=512, TUPLE=(1,), INDEX_ID=1),
+        request(REPLACE, SPACE_ID=512, TUPLE={}),
+        request(UPDATE, SPACE_ID=512, KEY=(1,)),
+        request(UPDATE, SPACE_ID=512, KEY=(1,), OPS=()),
+        request(UPSERT, SPACE_ID=512, TUPLE=(1,)),
+        request(UPSERT, SPACE_ID=512, TUPLE=(1,), OPS=(), KEY=(1,)),
+        request(UPSERT, SPACE_ID=512, TUPLE=(1,), OPS=(), INDEX_ID=1),
+        request(UPSERT, SPACE_ID=512, TUPLE=(1,), OPS="+"),
         request(RequestType.PING),
         encode_request(REPLACE, 1, pack({0x10: 512, 0x21: (1,)}), stream_id=1),
         frame(pack({0: REPLACE, 1: 1, 5: 7}) + pack({0x10: 512, 0x21: (1,)})),

@@ -154,6 +154,7 @@ class Box:
         if guards != space.guards:
             space.guards = guards
             space.lane = NOT_KNOWN
+            space.table = NOT_KNOWN
 
     def read_only_error(self) -> errors.TarantoolError:
         """Return the error for writes to a read-only instance."""

@@ -24,12 +24,9 @@ from flowstone.box.engine.key_kernels import encode_keys
 from flowstone.box.engine.key_parts import (
     FIXED_SIZE_MAX,
     PART_BINARY,
-    PART_BOOLEAN,
-    PART_INTEGER,
-    PART_NUMBER,
+    PART_OF_TYPE,
     PART_SCALAR,
     PART_STRING,
-    PART_UUID,
 )
 from flowstone.box.engine.paths import find, parse_path
 from flowstone.errors import FlowstoneError
@@ -37,17 +34,6 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import MessagePackError, unpack
 from flowstone.iproto.scan import Bytes, Cells
 
-_KINDS: Final = {
-    "unsigned": PART_INTEGER,
-    "integer": PART_INTEGER,
-    "number": PART_NUMBER,
-    "double": PART_NUMBER,
-    "string": PART_STRING,
-    "varbinary": PART_BINARY,
-    "boolean": PART_BOOLEAN,
-    "uuid": PART_UUID,
-    "scalar": PART_SCALAR,
-}
 _HAVE_TEXT: Final = frozenset((PART_STRING, PART_BINARY, PART_SCALAR))
 _DIALECT: Final = Dialect.V2_11
 """Encodes doubles like numbers. This is also the order of an index of 2.6, which holds only doubles."""
@@ -105,11 +91,11 @@ def _kinds(parts: tuple[IndexPart, ...], collations: Mapping[int, Collation] | N
     if len({part.field for part in parts}) < len(parts):
         return None  # servers reject two parts on one field, but files may have them, and the kernel has no room for it
     for part in parts:
-        if part.type not in _KINDS or part.path is not None or part.is_nullable:
+        if part.type not in PART_OF_TYPE or part.path is not None or part.is_nullable:
             return None
         if part.collation is not None and not _collation(part.collation, collations).is_binary:
             return None
-    return np.array([_KINDS[part.type] for part in parts], np.int64)
+    return np.array([PART_OF_TYPE[part.type] for part in parts], np.int64)
 
 
 def _compiled(values: pa.Array, fields: Cells, kinds: Cells) -> tuple[pa.BinaryArray, Bytes]:

@@ -12,6 +12,13 @@ cdef enum:
     PACKET_END = 8
     CODE = 9
     SPAN = 10
+    INDEX_ID = 11
+    ITERATOR = 12
+    OFFSET = 13
+    LIMIT = 14
+    INDEX_BASE = 15
+    OPS_AT = 16
+    OPS_END = 17
     END = 1
     AT = 2
     SIZE_MAX = 3

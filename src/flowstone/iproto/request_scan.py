@@ -23,8 +23,15 @@ from flowstone.iproto.scan import Cells
     PACKET_END,
     CODE,  # type and space, equal for requests that can be executed together; -1 if not simple
     SPAN,  # number of the span (connection) of the request
-) = range(11)
-LINES = 11
+    INDEX_ID,
+    ITERATOR,
+    OFFSET,
+    LIMIT,
+    INDEX_BASE,
+    OPS_AT,  # the operations of an UPSERT; those of an UPDATE are in the place of a tuple
+    OPS_END,
+) = range(18)
+LINES = 18
 
 # Columns of the table of spans. The scan sets AT to the end of the last complete packet, and STATUS.
 START, END, AT, SIZE_MAX, STATUS = range(5)

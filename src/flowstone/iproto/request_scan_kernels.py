@@ -14,8 +14,15 @@ if not cython.compiled:  # compiled, the .pxd provides these
         AT,
         CODE,
         END,
+        INDEX_BASE,
+        INDEX_ID,
+        ITERATOR,
         KEY_AT,
         KEY_END,
+        LIMIT,
+        OFFSET,
+        OPS_AT,
+        OPS_END,
         PACKET_AT,
         PACKET_END,
         SIZE_MAX,
@@ -32,7 +39,7 @@ if not cython.compiled:  # compiled, the .pxd provides these
         WRONG_LENGTH,
     )
     from flowstone.iproto.scan import Bytes, Cells
-    from flowstone.native.msgpack import read_map, read_uint, read_unsigned, value_end
+    from flowstone.native.msgpack import read_array, read_map, read_uint, read_unsigned, value_end
     from flowstone.native.words import byte, source
 
 
@@ -56,18 +63,21 @@ def scan_request(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int:
             return 0
     cells[TYPE, row] = kind
     cells[SYNC, row] = sync
-    if kind < RequestType.SELECT or kind > RequestType.DELETE or kind == RequestType.UPDATE:
+    if (kind < RequestType.SELECT or kind > RequestType.DELETE) and kind != RequestType.UPSERT:
         return 0
     return scan_statement(buf, at, end, cells, row)
 
 
-def scan_statement(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int:
-    """Scan the body of a SELECT, INSERT, REPLACE or DELETE; return 1 if the request is simple, else 0.
+def array_end(buf: Bytes, at: int, end: int) -> int:
+    """Return the offset after the value at `at`, or -1 if it is not a complete array."""
+    count, _ = read_array(buf, at, end)
+    return value_end(buf, at, end) if count >= 0 else -1
 
-    A simple request has a tuple, or a key of the primary index.
-    """
-    space_id = key_at = key_end = tuple_at = tuple_end = -1
-    limit = 0
+
+def scan_statement(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int:
+    """Scan the body of a statement; return 1 if the request is simple, else 0."""
+    space_id = key_at = key_end = tuple_at = tuple_end = ops_at = ops_end = -1
+    index_id = iterator = offset = limit = index_base = 0
     pairs, at = read_map(buf, at, end)
     if at < 0:
         return 0
@@ -77,19 +87,27 @@ def scan_statement(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int
             return 0
         if key == Key.KEY:
             key_at = at
-            at = key_end = value_end(buf, at, end)
+            at = key_end = array_end(buf, at, end)
         elif key == Key.TUPLE:
             tuple_at = at
-            at = tuple_end = value_end(buf, at, end)
+            at = tuple_end = array_end(buf, at, end)
+        elif key == Key.OPS:
+            ops_at = at
+            at = ops_end = array_end(buf, at, end)
         else:
             value, at = read_uint(buf, at, end)
             if key == Key.SPACE_ID:
                 space_id = value
             elif key == Key.LIMIT:
                 limit = value
-            elif key == Key.INDEX_ID or key == Key.OFFSET or key == Key.ITERATOR:
-                if value != 0:
-                    return 0
+            elif key == Key.INDEX_ID:
+                index_id = value
+            elif key == Key.OFFSET:
+                offset = value
+            elif key == Key.ITERATOR:
+                iterator = value
+            elif key == Key.INDEX_BASE:
+                index_base = value
             else:
                 return 0
         if at < 0:
@@ -97,14 +115,35 @@ def scan_statement(buf: Bytes, at: int, end: int, cells: Cells, row: int) -> int
     cells[SPACE_ID, row] = space_id
     cells[KEY_AT, row], cells[KEY_END, row] = key_at, key_end
     cells[TUPLE_AT, row], cells[TUPLE_END, row] = tuple_at, tuple_end
-    kind = cells[TYPE, row]
+    cells[OPS_AT, row], cells[OPS_END, row] = ops_at, ops_end
+    cells[INDEX_ID, row], cells[ITERATOR, row] = index_id, iterator
+    cells[OFFSET, row], cells[LIMIT, row], cells[INDEX_BASE, row] = offset, limit, index_base
     if at != end or space_id < 0 or space_id > SPACE_ID_MAX:
         return 0
+    return is_statement(cells, row)
+
+
+def is_statement(cells: Cells, row: int) -> int:
+    """Return 1 if the request has the parts of its type, and no number that only other types use, else 0."""
+    kind = cells[TYPE, row]
+    parts = 1 if cells[KEY_AT, row] >= 0 else 0
+    if cells[TUPLE_AT, row] >= 0:
+        parts += 2
+    if cells[OPS_AT, row] >= 0:
+        parts += 4
     if kind == RequestType.SELECT:
-        return 1 if key_at >= 0 and tuple_at < 0 and limit > 0 else 0
+        return 1 if parts == 1 and cells[LIMIT, row] > 0 and cells[INDEX_BASE, row] == 0 else 0
+    if cells[ITERATOR, row] or cells[OFFSET, row]:
+        return 0
+    if kind == RequestType.UPDATE:
+        return 1 if parts == 3 else 0
     if kind == RequestType.DELETE:
-        return 1 if key_at >= 0 and tuple_at < 0 else 0
-    return 1 if tuple_at >= 0 and key_at < 0 else 0
+        return 1 if parts == 1 and cells[INDEX_BASE, row] == 0 else 0
+    if cells[INDEX_ID, row]:
+        return 0
+    if kind == RequestType.UPSERT:
+        return 1 if parts == 6 else 0
+    return 1 if parts == 2 and cells[INDEX_BASE, row] == 0 else 0
 
 
 def scan_requests(buf: Bytes, spans: Cells, cells: Cells) -> int:

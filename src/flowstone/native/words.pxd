@@ -1,5 +1,6 @@
 # Numbers of one to eight bytes, literal texts and runs of bytes, at any offset. Nothing here checks bounds.
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, strlen
 
@@ -38,6 +39,18 @@ cdef inline Source source(const uint8_t[::1] buf) noexcept nogil:
 
 cdef inline Out target(uint8_t[::1] buf) noexcept nogil:
     return &buf[0]
+
+
+cdef inline Source content(bytes raw) noexcept:
+    return <Source>PyBytes_AS_STRING(raw)
+
+
+cdef inline bytes piece(Source buf, i64 at, i64 end):
+    return PyBytes_FromStringAndSize(<const char*>buf + at, end - at)
+
+
+cdef inline bytes written(Out out, i64 end):
+    return PyBytes_FromStringAndSize(<const char*>out, end)
 
 
 cdef inline i64* numbers(int64_t[::1] array) noexcept nogil:
@@ -94,6 +107,13 @@ cdef inline double float64(u64 word) noexcept nogil:
     cdef double value
     memcpy(&value, &word, 8)
     return value
+
+
+cdef inline i64 float32_bits(double value) noexcept nogil:
+    cdef float short = <float>value
+    cdef uint32_t bits
+    memcpy(&bits, &short, 4)
+    return bits
 
 
 cdef inline double float32(i64 word) noexcept nogil:

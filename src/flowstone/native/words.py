@@ -30,6 +30,21 @@ def target(out: Bytes) -> Bytes:
     return out
 
 
+def content(raw: bytes) -> Bytes:
+    """Return a pointer to the first of some bytes, which may be empty; it is valid as long as they exist."""
+    return np.frombuffer(raw, np.uint8)
+
+
+def piece(buf: Bytes, at: int, end: int) -> bytes:
+    """Return a copy of the bytes from `at` to `end`."""
+    return buf[_span(buf, at, end - at)].tobytes()
+
+
+def written(out: Bytes, end: int) -> bytes:
+    """Return a copy of the first `end` bytes of a writable array."""
+    return out[_span(out, 0, end)].tobytes()
+
+
 def numbers(array: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return a pointer to the first number of a writable array, which may be empty."""
     return array
@@ -90,6 +105,12 @@ def float32(word: int) -> float:
     """Return the float that has the lower 32 bits of `word`, as a double."""
     value: float = struct.unpack("<f", struct.pack("<I", word))[0]
     return value
+
+
+def float32_bits(value: float) -> int:
+    """Return the bits of the float that is nearest to a double, which is not beyond the largest float."""
+    bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return bits
 
 
 def float_bits(value: float) -> int:

@@ -84,8 +84,9 @@ def tuple_keys(lane: Lane, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> 
     """Return the keys of the tuples; None if a tuple may not match the format."""
     keys: Cells = np.empty((2, len(ats)), np.int64)
     stack: Cells = np.empty(STACK_SIZE, np.int64)
+    starts: Cells = np.empty(lane.key_field + 1, np.int64)
     wrong = check_tuples(
-        buf, ats, ends, lane.masks, lane.count_min, lane.count_exact, lane.key_field, lane.is_text, keys, stack
+        buf, ats, ends, lane.masks, lane.count_min, lane.count_exact, lane.key_field, lane.is_text, keys, stack, starts
     )
     return None if wrong >= 0 else _python_keys(lane, data, keys)
 
@@ -218,17 +219,6 @@ def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkW
     index.add_fresh(keys)
     written.add(index, keys, olds)
     return True
-
-
-def count_new(lane: Lane, keys: list[Key]) -> int:
-    """Return the number of keys before the first key that exists already or occurs a second time."""
-    entries = lane.primary.map
-    seen: set[Key] = set()
-    for key in keys:
-        if key in entries or key in seen:
-            break
-        seen.add(key)
-    return len(seen)
 
 
 def delete_many(lane: Lane, keys: list[Key], written: BulkWrite) -> list[bytes | None]:

@@ -154,6 +154,11 @@ class TupleFormat:
         self._is_surely_right = self._compile(dialect)
 
     @property
+    def fields(self) -> tuple[FormatField, ...]:
+        """The fields that the space format or an index part defines."""
+        return tuple(self._fields)
+
+    @property
     def type(self) -> str:
         """Type of a tuple as a node of an update tree: an array with the fields as children."""
         return "array"

@@ -7,3 +7,16 @@ cdef enum:
     PART_BINARY = 4
     PART_BOOLEAN = 5
     PART_UUID = 6
+    ENCODED = 0
+    INTEGER = 1
+    STRING = 2
+    NEVER = 0
+    WITH_NIL = 1
+    ALWAYS = 2
+    EQ = 0
+    REQ = 1
+    LT = 3
+    LE = 4
+    GE = 5
+    GT = 6
+    FIXED_SIZE_MAX = 18

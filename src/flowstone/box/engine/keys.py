@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.collation import Collation
-from flowstone.box.engine.field_types import accepted_classes
+from flowstone.box.engine.field_types import accepted_classes, accepted_kinds
 from flowstone.box.engine.key_encoding import ABOVE, NIL, Encoder, encoder
+from flowstone.box.engine.key_parts import PART_OF_TYPE
 from flowstone.box.engine.paths import EVERY, Step, find, parse_path
 from flowstone.iproto import errors
 
@@ -39,6 +40,19 @@ class KeyKind(Enum):
     ENCODED = "encoded"
 
 
+class KeyLayout(NamedTuple):
+    """The parts of a key for compiled code: those of the index, then those of the primary key that may follow."""
+
+    fields: tuple[int, ...]
+    kinds: tuple[int, ...]
+    """A PART constant of `key_parts.py` each."""
+    accepted: tuple[int, ...]
+    """The kinds of values (`field_types.py`) in keys of requests, without nil."""
+    nullable: tuple[bool, ...]
+    own_count: int
+    """Number of parts of the index itself."""
+
+
 class Span(NamedTuple):
     """The half-open range of entries from `low` to `high`; None means unbounded. Read backwards if `reverse`."""
 
@@ -59,6 +73,9 @@ class _Part(NamedTuple):
     types: frozenset[type]
     is_unsigned: bool
     steps: tuple[Step, ...]
+    accepted: int
+    kind: int
+    """The PART constant of `key_parts.py`; 0 if compiled code cannot encode the part."""
 
 
 class KeyDefinition:
@@ -99,6 +116,20 @@ class KeyDefinition:
         )
         self.entries = self._without_excluded(self._compile_entries())
         self.exact = self._compile_exact()
+
+    @property
+    def layout(self) -> KeyLayout | None:
+        """The parts for compiled code; None if it cannot compute keys of this index."""
+        parts = (*self._parts, *self._tail)
+        if any(not part.kind or part.definition.exclude_null for part in parts):
+            return None
+        return KeyLayout(
+            tuple(part.definition.field for part in parts),
+            tuple(part.kind for part in parts),
+            tuple(part.accepted for part in parts),
+            tuple(part.definition.is_nullable for part in parts),
+            len(self._parts),
+        )
 
     def span(self, iterator: int, values: Values) -> Span:
         """Return the span that a SELECT with this iterator and key reads."""
@@ -314,7 +345,15 @@ def _part(part: IndexPart, collations: Mapping[int, Collation], dialect: Dialect
         accepted_classes(part.type, dialect),
         part.type == "unsigned",
         steps,
+        accepted_kinds(part.type, dialect),
+        0 if steps or (collation is not None and not collation.is_binary) else _compiled_kind(part.type, dialect),
     )
+
+
+def _compiled_kind(type: str, dialect: Dialect) -> int:
+    if type == "double" and dialect is not Dialect.V2_11:
+        return 0  # doubles of older dialects have an encoding of their own
+    return PART_OF_TYPE.get(type, 0)
 
 
 def _getter(part: IndexPart, steps: tuple[Step, ...]) -> _Getter:

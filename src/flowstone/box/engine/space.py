@@ -51,6 +51,7 @@ class EngineSpace:
         "primary",
         "sequence",
         "served",
+        "table",
         "views",
     )
 
@@ -66,6 +67,7 @@ class EngineSpace:
         self.views = views
         self._dialect = dialect
         self.lane: Any = NOT_KNOWN  # cache of `bulk.lane_of`
+        self.table: Any = NOT_KNOWN  # cache of `lane.table.table_of`
         self.guards: Guards | None = None
         """Constraints of this space and of spaces that refer to it; set by the box."""
         self.sequence: SpaceSequence | None = None

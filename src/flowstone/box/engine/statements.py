@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.box import sysview
 from flowstone.box.access import Privilege
+from flowstone.box.engine.field_types import elements_of
 from flowstone.box.engine.foreign_keys import check_referrers, check_runnable, check_tuple
 from flowstone.box.engine.index import EngineIndex
 from flowstone.box.engine.keys import Key, KeyKind, Span
@@ -26,6 +27,9 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import encode_uint
+
+if TYPE_CHECKING:
+    from flowstone.box.box import Box
 
 EMPTY_KEY: Final = b"\x90"
 LIMIT_MAX: Final = 0xFFFFFFFF
@@ -151,9 +155,7 @@ def update(
     old = txn.find(index, _exact(space, index, key))
     new = None
     if old is not None:
-        # A logged update was valid on the server that executed it.
-        rules = UpdateRules(txn.box.dialect.fills_gaps, repeats=txn.box.is_recovering)
-        new = update_raw(old, _operations(space, operations, index_base), space.format, rules)
+        new = updated(txn.box, space, old, operations, index_base)
         new_values, old_values = unpack(new), unpack(old)
         _check_referrers(txn, space, old, new)
         _check_size(txn, new)
@@ -179,14 +181,13 @@ def upsert(txn: BoxTransaction, space: EngineSpace, raw: bytes, operations: byte
     primary = _primary(space)
     if any(index.key.is_unique for index in space.served[1:]) and space.definition.engine == "vinyl":
         raise errors.Unsupported("Vinyl does not support upsert with unique secondary indexes")
-    decoded = _operations(space, operations, index_base)
+    decoded = decoded_operations(space, operations, index_base)
     key = primary.key.entries(values)[0]
     old = txn.find(primary, key)
     if old is None:
         txn.write(space, None, raw, None, values)
     else:
-        rules = UpdateRules(txn.box.dialect.fills_gaps, txn.box.repeats_updates)
-        new = upsert_raw(old, decoded, space.format, rules)
+        new = upserted(txn.box, space, old, decoded)
         new_values = unpack(new)
         _check_referrers(txn, space, old, new)
         _check_size(txn, new)
@@ -195,6 +196,18 @@ def upsert(txn: BoxTransaction, space: EngineSpace, raw: bytes, operations: byte
         if primary.key.entries(new_values) == [key]:
             txn.write(space, old, new, None, new_values)
     txn.log(Statement(UPSERT, space, upsert_body(space, index_base, operations, raw)))
+
+
+def updated(box: Box, space: EngineSpace, old: bytes, operations: bytes, index_base: int) -> bytes:
+    """Return `old` with the operations of an UPDATE applied; the result is not checked yet."""
+    # A logged update was valid on the server that executed it.
+    rules = UpdateRules(box.dialect.fills_gaps, repeats=box.is_recovering)
+    return update_raw(old, decoded_operations(space, operations, index_base), space.format, rules)
+
+
+def upserted(box: Box, space: EngineSpace, old: bytes, operations: tuple[Operation, ...]) -> bytes:
+    """Return `old` with the operations of an UPSERT applied; the result is not checked yet."""
+    return upsert_raw(old, operations, space.format, UpdateRules(box.dialect.fills_gaps, box.repeats_updates))
 
 
 def check_access(txn: BoxTransaction, space: EngineSpace, privilege: int) -> None:
@@ -279,7 +292,8 @@ def _numbered(txn: BoxTransaction, numbering: SpaceSequence, raw: bytes, values:
     return raw, unpack(raw)
 
 
-def _operations(space: EngineSpace, operations: bytes, index_base: int) -> tuple[Operation, ...]:
+def decoded_operations(space: EngineSpace, operations: bytes, index_base: int) -> tuple[Operation, ...]:
+    """Decode the operations of a request; raise the server's error if they are invalid for any tuple."""
     if index_base >= 1 << 31:
         index_base -= 1 << 32  # the server reads it as a signed 32-bit integer
     return decode_operations(operations, index_base=index_base, field_names=space.format.field_names)
@@ -381,9 +395,18 @@ def _logged_key(space: EngineSpace, index: EngineIndex, key: bytes, old: bytes |
     """Return the index and key to log: the primary key of `old`, as servers do, or the request's own if None."""
     if old is None or not index.definition.id:
         return index, key
-    primary, values = _primary(space), unpack(old)
-    parts = [find(values, (part.field, *parse_path(part.path or ""))) for part in primary.definition.parts]
-    return primary, pack(parts)
+    return _primary(space), primary_key_of(space, old)
+
+
+def primary_key_of(space: EngineSpace, raw: bytes) -> bytes:
+    """Return the primary key of a tuple as the key of a request."""
+    fields = elements_of(raw)
+    parts = [_part_of(fields[part.field], part.path) for part in _primary(space).definition.parts]
+    return pack([()] * len(parts))[: -len(parts)] + b"".join(parts)
+
+
+def _part_of(field: bytes, path: str | None) -> bytes:
+    return field if path is None else pack(find(unpack(field), parse_path(path)))
 
 
 def key_body(space: EngineSpace, index: EngineIndex, index_base: int, key: bytes, operations: bytes = b"") -> bytes:

@@ -24,6 +24,7 @@ if not cython.compiled:  # compiled, the .pxd provides these
         read_array,
         read_integer,
         read_text,
+        value_end,
     )
     from flowstone.native.words import big16, big32, byte, source
 
@@ -78,6 +79,63 @@ def note_key(buf: Bytes, at: int, is_text: int, keys: Cells, i: int) -> int:
     return fits
 
 
+def check_tuple(
+    buf: Bytes, at: int, end: int, masks: Cells, count_min: int, count_exact: int, starts: Cells, stack: Cells
+) -> int:
+    """Check the tuple between `at` and `end` against a format; return 1 if it is accepted, else 0.
+
+    `masks` has the allowed kinds of each field. `starts` receives the offset of each field, -1 for a missing one.
+    """
+    count, at = read_array(buf, at, end)
+    if count < count_min or (count_exact and count != count_exact):
+        return 0
+    for field in range(count, starts.shape[0]):
+        starts[field] = -1
+    for field in range(count):
+        if at >= end:
+            return 0
+        marker = byte(buf, at)
+        kind = KINDS[marker]
+        allowed = masks[field] if field < masks.shape[0] else KIND_ALL
+        if kind:
+            if not kind & allowed:
+                return 0
+        elif allowed != KIND_ALL:
+            return 0
+        if field < starts.shape[0]:
+            starts[field] = at
+        if byte(CHILDREN, marker) or byte(LENGTH, marker):
+            at = nested_end(buf, at, end, stack)
+            if at < 0:
+                return 0
+        else:
+            at += 1 + byte(FIXED, marker)
+    return 1 if at == end else 0
+
+
+def note_fields(buf: Bytes, at: int, end: int, starts: Cells) -> int:
+    """Set `starts` to the offsets of the first fields of a tuple, -1 for a missing field.
+
+    Return 1, or 0 if the tuple is not complete.
+    """
+    count, at = read_array(buf, at, end)
+    for field in range(starts.shape[0]):
+        if field >= count:
+            starts[field] = -1
+            continue
+        starts[field] = at
+        if at >= end:
+            return 0
+        marker = byte(buf, at)
+        if byte(CHILDREN, marker) or byte(LENGTH, marker):
+            at = value_end(buf, at, end)
+            if at < 0:
+                return 0
+        else:
+            at += 1 + byte(FIXED, marker)
+    return 1 if at <= end else 0
+
+
 def check_tuples(
     buf: Bytes,
     ats: Cells,
@@ -89,40 +147,18 @@ def check_tuples(
     is_text: int,
     keys: Cells,
     stack: Cells,
+    starts: Cells,
 ) -> int:
     """Check the tuples between `ats[i]` and `ends[i]` against a format, and extract their keys into `keys`.
 
-    `masks` has the allowed kinds of each field. Return the number of the first tuple that is not accepted, or -1.
+    `masks` has the allowed kinds of each field, `starts` room for the offset of each up to the key. Return the number
+    of the first tuple that is not accepted, or -1.
     """
     data = source(buf)
     for i in range(ats.shape[0]):
-        end = ends[i]
-        count, at = read_array(data, ats[i], end)
-        if count < count_min or (count_exact and count != count_exact) or count <= key_field:
+        if not check_tuple(data, ats[i], ends[i], masks, count_min, count_exact, starts, stack):
             return i
-        for field in range(count):
-            if at >= end:
-                return i
-            marker = byte(data, at)
-            kind = KINDS[marker]
-            allowed = masks[field] if field < masks.shape[0] else KIND_ALL
-            if kind:
-                if not kind & allowed:
-                    return i
-            elif allowed != KIND_ALL:
-                return i
-            start = at
-            if byte(CHILDREN, marker) or byte(LENGTH, marker):
-                at = nested_end(data, at, end, stack)
-                if at < 0:
-                    return i
-            else:
-                at += 1 + byte(FIXED, marker)
-                if at > end:
-                    return i
-            if field == key_field and not note_key(data, start, is_text, keys, i):
-                return i
-        if at != end:
+        if starts[key_field] < 0 or not note_key(data, starts[key_field], is_text, keys, i):
             return i
     return -1
 

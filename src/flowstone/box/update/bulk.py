@@ -14,6 +14,9 @@ OPERATIONS_MAX: Final = 16
 HEAD_MAX: Final = 8
 """Bytes reserved per tuple for growth of its array header."""
 
+INTEGER, SHORTEST, DOUBLE = range(3)
+"""Forms of a sum that is not an integer: not supported; a float if it can hold the number, else a double; a double."""
+
 FIELD, CODE, ARGUMENT, ARGUMENT_END = range(4)
 """Lines of the scratch table, which has a column per operation."""
 

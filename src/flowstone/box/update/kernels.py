@@ -1,7 +1,8 @@
 """Compiled: the most common updates of many tuples: `=` of whole fields, `+` and `-` of integers.
 
 The results equal those of `update.py`, byte for byte. A row with anything else (paths, names, negative positions, other
-operations, doubles, two changes of one field, a field of the key) is marked as not done and left to `update.py`.
+operations, doubles, two changes of one field, a field of the key) is marked as not done and left to `update.py`. The
+functions for a single tuple, which `box/lane/` uses, also add and subtract doubles.
 """
 
 from __future__ import annotations
@@ -9,13 +10,29 @@ from __future__ import annotations
 import cython
 
 if not cython.compiled:  # compiled, the .pxd provides these
-    from flowstone.box.update.bulk import ARGUMENT, ARGUMENT_END, CODE, FIELD, OPERATIONS_MAX
+    from flowstone.box.update.bulk import ARGUMENT, ARGUMENT_END, CODE, DOUBLE, FIELD, INTEGER, OPERATIONS_MAX
     from flowstone.iproto.scan import Bytes, Cells
     from flowstone.native.msgpack import put_big, put_uint, read_array, read_integer, value_end
-    from flowstone.native.words import byte, copy, poke, source, target
+    from flowstone.native.words import (
+        big32,
+        big64,
+        byte,
+        copy,
+        float32,
+        float32_bits,
+        float64,
+        float_bits,
+        poke,
+        signed,
+        source,
+        target,
+    )
 
     ASSIGN, ADD, SUBTRACT = b"=+-"
     INT32_MIN, INT64_MIN, INT64_MAX = -(1 << 31), -(1 << 63), (1 << 63) - 1
+
+FLOAT_MAX = 3.4028234663852886e38
+"""The largest number that a float of four bytes holds."""
 
 
 def put_array(out: Bytes, at: int, count: int) -> int:
@@ -81,11 +98,43 @@ def read_operations(ops: Bytes, at: int, end: int, base: int, count: int, keys: 
     return total if at == end else -1
 
 
-def put_sum(buf: Bytes, at: int, ops: Bytes, argument: int, code: int, out: Bytes, to: int) -> int:
-    """Write the sum or difference of two integers; return the offset after it, or -1 if it is not supported."""
+def read_number(buf: Bytes, at: int) -> tuple[float, int]:
+    """Return the number at `at` as a double, and 1; 0 if the value is not an integer below 2^63 or a double."""
+    marker = byte(buf, at)
+    if marker == 0xCB:
+        return float64(big64(buf, at + 1)), 1
+    if marker == 0xCA:
+        return float32(big32(buf, at + 1)), 1
+    value, is_integer = read_integer(buf, at)
+    return float(value), is_integer
+
+
+def put_float_sum(
+    buf: Bytes, at: int, ops: Bytes, argument: int, code: int, is_double: int, out: Bytes, to: int
+) -> int:
+    """Like `put_sum` if one of the numbers is a double: a result that a float can hold becomes one, if it may."""
+    left, is_left = read_number(buf, at)
+    right, is_right = read_number(ops, argument)
+    if not is_left or not is_right:
+        return -1
+    total = left + right if code == ADD else left - right
+    if total != total:
+        return -1
+    if not is_double and -FLOAT_MAX <= total <= FLOAT_MAX and float32(float32_bits(total)) == total:
+        return put_big(out, poke(out, to, 0xCA), float32_bits(total), 4)
+    return put_big(out, poke(out, to, 0xCB), signed(float_bits(total)), 8)
+
+
+def put_sum(buf: Bytes, at: int, ops: Bytes, argument: int, code: int, form: int, out: Bytes, to: int) -> int:
+    """Write the sum or difference of two numbers; return the offset after it, or -1 if it is not supported.
+
+    `form` is the form of a result that is not an integer.
+    """
     left, is_left = read_integer(buf, at)
     right, is_right = read_integer(ops, argument)
-    if not is_left or not is_right or right == INT64_MIN:
+    if not is_left or not is_right:
+        return put_float_sum(buf, at, ops, argument, code, form == DOUBLE, out, to) if form != INTEGER else -1
+    if right == INT64_MIN:
         return -1
     if code == SUBTRACT:
         right = -right
@@ -95,9 +144,22 @@ def put_sum(buf: Bytes, at: int, ops: Bytes, argument: int, code: int, out: Byte
 
 
 def put_updated(
-    buf: Bytes, at: int, end: int, count: int, ops: Bytes, total: int, noted: Cells, out: Bytes, to: int
+    buf: Bytes,
+    at: int,
+    end: int,
+    count: int,
+    ops: Bytes,
+    total: int,
+    noted: Cells,
+    forms: Cells,
+    default_form: int,
+    out: Bytes,
+    to: int,
 ) -> int:
-    """Write the tuple whose fields start at `at`, with the changes; return the offset after it, or -1."""
+    """Write the tuple whose fields start at `at`, with the changes; return the offset after it, or -1.
+
+    `forms` has the form of sums in each field; the others have the default one.
+    """
     new = -1
     for i in range(total):
         if noted[FIELD, i] == count:
@@ -117,7 +179,8 @@ def put_updated(
             if noted[CODE, i] == ASSIGN:
                 to = copy(out, to, ops, argument, noted[ARGUMENT_END, i] - argument)
             else:
-                to = put_sum(buf, start, ops, argument, noted[CODE, i], out, to)
+                form = forms[field] if field < forms.shape[0] else default_form
+                to = put_sum(buf, start, ops, argument, noted[CODE, i], form, out, to)
                 if to < 0:
                     return -1
             copied = at
@@ -176,7 +239,7 @@ def put_results(
         if count >= 0 and bases[i] >= 0:
             total = read_operations(ops, ops_offsets[i], ops_offsets[i + 1], bases[i], count, keys, noted)
         if total > 0:
-            to = put_updated(buf, at, end, count, ops, total, noted, out, to)
+            to = put_updated(buf, at, end, count, ops, total, noted, keys[:0], INTEGER, out, to)
         fits = 1 if total > 0 and to >= 0 else 0
         if not fits:
             to = begin
