@@ -111,6 +111,7 @@ EXAMPLES = (
     "Datastore",
     "Mirror",
     "Node",
+    "connect",
     "follow",
     "lake_tables",
     "read_log",

@@ -461,6 +461,7 @@ def test_directories_have_a_limited_number_of_modules() -> None:
 
 
 SAME_NAME: Final[dict[str, str]] = {
+    "Client": "flowstone.Client is what applications call so; outside/network.py has that of a listener",
     "Replica": "both are public: flowstone.Replica follows a server, flowstone.limestone.Replica receives",
 }
 

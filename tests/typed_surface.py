@@ -7,6 +7,7 @@ unused ignore comments.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import assert_type
@@ -49,6 +50,32 @@ async def replicas() -> None:
     flowstone.follow("db1:3301", connect_timeout="10")  # type: ignore[arg-type]
     async with flowstone.Archive("db1:3301", "/backup/db1") as archive:
         assert_type(archive.settled, flowstone.VClock)
+
+
+@dataclass
+class Order:
+    id: int
+    status: str
+
+
+async def clients() -> None:
+    async with flowstone.connect(["db1:3301", "db2:3301"], read_from=2.0) as client:
+        assert_type(client, flowstone.Client)
+        orders = assert_type(client.space("orders"), flowstone.ClientSpace[flowstone.Tuple])
+        assert_type(await orders.get(42), flowstone.Tuple | None)
+        assert_type(await orders.insert({"id": 42, "status": "new"}), flowstone.Tuple)
+        assert_type(await orders.insert_many([(43, "new")]), int)
+        objects = assert_type(orders.as_(Order), flowstone.ClientSpace[Order])
+        assert_type(await objects.index("by_status").select("late"), list[Order])
+        assert_type(await objects.update(42, {"status": "paid"}), Order | None)
+        async with client.transaction() as transaction:
+            assert_type(await transaction.space("orders").delete(42), flowstone.Tuple | None)
+        assert_type(client.members, tuple[flowstone.ClientMember, ...])
+    with flowstone.connect("db1:3301") as blocking:
+        assert_type(blocking, flowstone.BlockingClient)
+        assert_type(blocking.space("orders").as_(Order).get(42), Order | None)
+    flowstone.connect("db1:3301", read_from="follower")  # type: ignore[arg-type]
+    flowstone.connect("db1:3301", request_timeout="10")  # type: ignore[arg-type]
 
 
 def datastores() -> None:

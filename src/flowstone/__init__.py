@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Literal
 
-from flowstone.errors import CannotListen, FlowstoneError, LocalProtocolError, RemoteProtocolError
+from flowstone.errors import CannotListen, FlowstoneError, LocalProtocolError, OutcomeUnknown, RemoteProtocolError
 from flowstone.lazy import lazy_names
 
 if type(__spec__.loader).__name__ == "zipimporter":
@@ -32,7 +32,22 @@ if TYPE_CHECKING:
     from flowstone.archive.archive import Archive
     from flowstone.archive.manifest import NotAnArchive
     from flowstone.archive.refusals import ArchiveRefused
+    from flowstone.box.row_forms import RowMismatch
     from flowstone.box.schema import UnknownSpace
+    from flowstone.box.tuples import Tuple
+    from flowstone.client.batch import RowsFailed
+    from flowstone.client.blocking_client import (
+        BlockingClient,
+        BlockingClientIndex,
+        BlockingClientSpace,
+        BlockingClientTransaction,
+    )
+    from flowstone.client.client import Client, ClientMember
+    from flowstone.client.connect import Connecting, connect
+    from flowstone.client.connection import ConnectionFailed
+    from flowstone.client.pool import NoMember
+    from flowstone.client.spaces import ClientIndex, ClientSpace
+    from flowstone.client.transaction import ClientTransaction
     from flowstone.history.log_reading import ReadReport
     from flowstone.iproto.errors import TarantoolError
     from flowstone.iproto.uri import UriError
@@ -42,9 +57,7 @@ if TYPE_CHECKING:
     from flowstone.node.server.procedure_call import ProcedureCall, procedure
     from flowstone.node.spaces import Index, Space, TransactionIndex, TransactionSpace, ViewIndex, ViewSpace
     from flowstone.node.statistics import DiskUsage, Statistics
-    from flowstone.node.synchro.limbo_driver import OutcomeUnknown
     from flowstone.node.transactions import Transaction, View
-    from flowstone.node.tuples import Tuple
     from flowstone.node.upstream.node_sink import JoinRefused
     from flowstone.node.wal.replay import RecoveryError
     from flowstone.outside.disk import AlreadyLocked
@@ -62,6 +75,10 @@ __all__ = [
     "ApplierState",
     "Archive",
     "ArchiveRefused",
+    "BlockingClient",
+    "BlockingClientIndex",
+    "BlockingClientSpace",
+    "BlockingClientTransaction",
     "BlockingIndex",
     "BlockingReplica",
     "BlockingSpace",
@@ -70,13 +87,21 @@ __all__ = [
     "Change",
     "ChangeStream",
     "ChangesMissed",
+    "Client",
+    "ClientIndex",
+    "ClientMember",
+    "ClientSpace",
+    "ClientTransaction",
     "Configuration",
+    "Connecting",
+    "ConnectionFailed",
     "DiskUsage",
     "FlowstoneError",
     "Following",
     "Index",
     "JoinRefused",
     "LocalProtocolError",
+    "NoMember",
     "Node",
     "NodeOptions",
     "NotAnArchive",
@@ -89,6 +114,8 @@ __all__ = [
     "RemoteProtocolError",
     "Replica",
     "ReplicaState",
+    "RowMismatch",
+    "RowsFailed",
     "SettledChange",
     "Space",
     "StaleReplica",
@@ -107,6 +134,7 @@ __all__ = [
     "ViewSpace",
     "XlogError",
     "__version__",
+    "connect",
     "follow",
     "limestone",
     "procedure",
@@ -121,6 +149,10 @@ __getattr__ = lazy_names(
         "ApplierState": "replication.applier.states",
         "Archive": "archive.archive",
         "ArchiveRefused": "archive.refusals",
+        "BlockingClient": "client.blocking_client",
+        "BlockingClientIndex": "client.blocking_client",
+        "BlockingClientSpace": "client.blocking_client",
+        "BlockingClientTransaction": "client.blocking_client",
         "BlockingIndex": "replica.blocking_replica",
         "BlockingReplica": "replica.blocking_replica",
         "BlockingSpace": "replica.blocking_replica",
@@ -128,22 +160,31 @@ __getattr__ = lazy_names(
         "Change": "node.changes",
         "ChangeStream": "replica.change_stream",
         "ChangesMissed": "replica.change_stream",
+        "Client": "client.client",
+        "ClientIndex": "client.spaces",
+        "ClientMember": "client.client",
+        "ClientSpace": "client.spaces",
+        "ClientTransaction": "client.transaction",
         "Configuration": "node.configuration",
+        "Connecting": "client.connect",
+        "ConnectionFailed": "client.connection",
         "DiskUsage": "node.statistics",
         "Following": "replica.follow",
         "Index": "node.spaces",
         "JoinRefused": "node.upstream.node_sink",
+        "NoMember": "client.pool",
         "Node": "node.node",
         "NodeOptions": "node.configuration",
         "NotAnArchive": "archive.manifest",
         "NotReached": "replica.replica",
         "NotRunning": "node.node",
         "Order": "replication.vclock",
-        "OutcomeUnknown": "node.synchro.limbo_driver",
         "ProcedureCall": "node.server.procedure_call",
         "RecoveryError": "node.wal.replay",
         "Replica": "replica.replica",
         "ReplicaState": "replica.replica",
+        "RowMismatch": "box.row_forms",
+        "RowsFailed": "client.batch",
         "SettledChange": "node.changes",
         "Space": "node.spaces",
         "StaleReplica": "replica.replica",
@@ -152,7 +193,7 @@ __getattr__ = lazy_names(
         "Transaction": "node.transactions",
         "TransactionIndex": "node.spaces",
         "TransactionSpace": "node.spaces",
-        "Tuple": "node.tuples",
+        "Tuple": "box.tuples",
         "UnknownSpace": "box.schema",
         "UriError": "iproto.uri",
         "VClock": "replication.vclock",
@@ -161,6 +202,7 @@ __getattr__ = lazy_names(
         "ViewIndex": "node.spaces",
         "ViewSpace": "node.spaces",
         "XlogError": "xlog.errors",
+        "connect": "client.connect",
         "follow": "replica.follow",
         "limestone": "",
         "procedure": "node.server.procedure_call",

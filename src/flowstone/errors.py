@@ -42,3 +42,7 @@ class RemoteProtocolError(FlowstoneError):
 
 class CannotListen(FlowstoneError):
     """The address is in use, or not an address of this machine, or a certificate cannot be read."""
+
+
+class OutcomeUnknown(FlowstoneError):
+    """The change may be committed or not, and whoever sent it will not learn which: read the data to find out."""

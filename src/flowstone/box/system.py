@@ -91,7 +91,7 @@ _NAMES: Final = {
     RECOVERY_POINT_ID: "_recovery_point",
 }
 
-_VIEWS: Final = {
+VIEWS: Final = {
     COLLATION_ID: 277,
     SPACE_ID: 281,
     SEQUENCE_ID: 286,
@@ -129,8 +129,8 @@ def space_rows() -> list[tuple[Any, ...]]:
         field_count = len(format) if space_id == SESSION_SETTINGS_ID else 0
         flags = _FLAGS.get(space_id, {})
         rows.append((space_id, 1, name, _ENGINES.get(space_id, "memtx"), field_count, flags, format))
-        if space_id in _VIEWS:
-            rows.append((_VIEWS[space_id], 1, f"_v{name[1:]}", "sysview", 0, {}, format))
+        if space_id in VIEWS:
+            rows.append((VIEWS[space_id], 1, f"_v{name[1:]}", "sysview", 0, {}, format))
     return sorted(rows, key=lambda row: row[0])
 
 
@@ -144,8 +144,8 @@ def index_rows() -> list[tuple[Any, ...]]:
         parts = tuple((field, format[field]["type"]) for field in _KEYS.get(space_id, (0,)))
         kind = "hash" if space_id == SEQUENCE_DATA_ID else "tree"
         rows.append((space_id, 0, "primary", kind, {"unique": True}, parts))
-        if space_id in _VIEWS:
-            rows.append((_VIEWS[space_id], 0, "primary", kind, {"unique": True}, parts))
+        if space_id in VIEWS:
+            rows.append((VIEWS[space_id], 0, "primary", kind, {"unique": True}, parts))
     return sorted(rows, key=lambda row: row[0])
 
 

@@ -3,6 +3,10 @@
 Requests are pipelined: each one has a number (sync), and responses are matched by it, in any order. A failure of the
 connection (a lost connection, a timeout, an invalid packet) closes it, and all pending requests fail with the same
 error. An error response does not affect the connection.
+
+`send` is for single requests. `submit` is for many: it calls a `Submitted` instead of completing a future, and all
+requests that are submitted in one turn of the event loop are sent with one write. Only a request on an idle connection
+is sent at once: a program that awaits its requests one by one does not wait for the end of a turn.
 """
 
 from __future__ import annotations
@@ -10,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto import auth
@@ -21,8 +26,16 @@ from flowstone.iproto.constants import Feature, Key, RequestType
 from flowstone.iproto.errors import UnknownRequestType
 from flowstone.iproto.greeting import GREETING_SIZE, Greeting, GreetingError, decode_greeting
 from flowstone.iproto.limits import PACKET_SIZE_MAX
-from flowstone.iproto.msgpack import pack
-from flowstone.iproto.packet import EMPTY_BODY, PacketError, Response, decode_response, encode_request, split
+from flowstone.iproto.msgpack import pack, unpack_body
+from flowstone.iproto.packet import (
+    EMPTY_BODY,
+    PacketError,
+    Response,
+    decode_response,
+    encode_request,
+    encode_statement,
+    split,
+)
 from flowstone.iproto.uri import Uri
 from flowstone.outside import Outside, Stream, Tls
 
@@ -41,9 +54,60 @@ _ERRNO = re.compile(r"\[Errno (\d+)\]")
 # A push and an event have the sync of a request but are not its response.
 _NO_ANSWERS = (RequestType.CHUNK, RequestType.EVENT)
 
+Listener = Callable[[Any], None]
+"""Called with the value of a watched key; None while it has no value."""
+
 
 class ConnectionFailed(FlowstoneError):
-    """The connection could not be opened or is lost. Pending requests may or may not have been executed."""
+    """The connection could not be opened or is lost. Submitted requests may or may not have been executed."""
+
+
+class Submitted(Protocol):
+    """Waits for the responses to submitted requests. The connection calls it from the event loop; it must not block."""
+
+    deadline: float
+    """The time of the monotonic clock at which `Connection.expire` gives the request up."""
+
+    def answered(self, response: Response) -> None:
+        """Take the response to one request. A RemoteProtocolError of this call closes the connection."""
+        ...
+
+    def failed(self, sync: int, error: FlowstoneError, *, was_sent: bool) -> None:
+        """Take the failure of one request. If it was not sent, the server has certainly not executed it."""
+        ...
+
+
+class _Future:
+    """A pending request of `send`: it completes a future."""
+
+    __slots__ = ("future",)
+    deadline = inf
+
+    def __init__(self, future: asyncio.Future[Response]) -> None:
+        self.future = future
+
+    def answered(self, response: Response) -> None:
+        if not self.future.done():
+            self.future.set_result(response)
+
+    def failed(self, sync: int, error: FlowstoneError, *, was_sent: bool) -> None:
+        if not self.future.done():
+            _refuse(self.future, error)
+
+
+class _GivenUp:
+    """Ignores the response to a request that has expired."""
+
+    deadline = inf
+
+    def answered(self, response: Response) -> None:
+        pass
+
+    def failed(self, sync: int, error: FlowstoneError, *, was_sent: bool) -> None:
+        pass
+
+
+_GIVEN_UP = _GivenUp()
 
 
 class Connection:
@@ -55,7 +119,17 @@ class Connection:
         self.features: tuple[int, ...] = ()
         self._stream = stream
         self._sync = 0
-        self._waiting: dict[int, asyncio.Future[Response]] = {}
+        self.on_lost: Callable[[], None] | None = None
+        """Called once, when the connection has failed or is closed."""
+        self._waiting: dict[int, Submitted] = {}
+        self._outbox: list[bytes] = []
+        """Submitted requests that the next turn of the event loop sends."""
+        self._sent = 0
+        """The last request that was sent, by its number; later ones are in the outbox."""
+        self._watched: dict[str, dict[Listener, None]] = {}
+        self._values: dict[str, Any] = {}
+        """The last value of each watched key, for later listeners: the server sends it only once."""
+        self._stream_id = 0
         self._failure: FlowstoneError | None = None
         self._reader = asyncio.create_task(self._read())
 
@@ -110,6 +184,11 @@ class Connection:
         """True if the connection has failed or is closed: every further request fails."""
         return self._failure is not None
 
+    @property
+    def failure(self) -> FlowstoneError | None:
+        """The error that all further requests get; None while the connection is usable."""
+        return self._failure
+
     def has(self, *features: Feature) -> bool:
         """True if the server supports all of `features`."""
         return all(feature in self.features for feature in features)
@@ -120,10 +199,104 @@ class Connection:
         if self._failure is not None:
             _refuse(answer, self._failure)
             return answer
+        self._flush()
         self._sync += 1
-        self._waiting[self._sync] = answer
+        self._waiting[self._sync] = _Future(answer)
         self._stream.write(encode_request(type, self._sync, body, stream_id=stream_id))
+        self._sent = self._sync
         return answer
+
+    def submit(
+        self, type: int, body: bytes, pending: Submitted, *, schema_version: int = 0, stream_id: int = 0
+    ) -> None:
+        """Send a request, at the latest at the end of this turn of the event loop. `pending` gets its outcome.
+
+        A server with another schema version than `schema_version` rejects the request, unless it is 0.
+        """
+        if self._failure is not None:
+            pending.failed(0, self._failure, was_sent=False)
+            return
+        sync = self._sync + 1
+        if stream_id:
+            packet = encode_request(type, sync, body, stream_id=stream_id, schema_version=schema_version)
+        else:
+            packet = encode_statement(type, sync, body, schema_version)
+        is_idle = not self._waiting
+        self._sync = sync
+        self._waiting[sync] = pending
+        if is_idle:
+            self._stream.write(packet)
+            self._sent = sync
+            return
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(packet)
+
+    def next_stream_id(self) -> int:
+        """Return the id of a stream that was not used on this connection."""
+        self._stream_id += 1
+        return self._stream_id
+
+    def submit_many(self, type: int, bodies: Sequence[bytes], pending: Submitted, *, schema_version: int = 0) -> int:
+        """Queue requests like `submit`. Return the number of the first; the others follow it.
+
+        Raise the failure of the connection if it has failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        first = self._sync + 1
+        packets = [encode_statement(type, sync, body, schema_version) for sync, body in enumerate(bodies, first)]
+        self._sync += len(packets)
+        self._waiting.update(dict.fromkeys(range(first, self._sync + 1), pending))
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox += packets
+        return first
+
+    def _flush(self) -> None:
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            if self._failure is None:
+                self._stream.write(b"".join(outbox))
+                self._sent = self._sync
+
+    async def drain(self) -> None:
+        """Send what was submitted, and wait until the send queue is short. Raise ConnectionFailed if it is lost."""
+        self._flush()
+        try:
+            await self._stream.drain()
+        except OSError as error:
+            self._fail(ConnectionFailed(f"connection to {self.address} is lost: {error}"))
+        if self._failure is not None:
+            raise self._failure
+
+    def expire(self, now: float) -> None:
+        """Fail the submitted requests whose deadline has passed; late responses to them are ignored."""
+        expired = [(sync, pending) for sync, pending in self._waiting.items() if pending.deadline <= now]
+        for sync, pending in expired:
+            self._waiting[sync] = _GIVEN_UP
+            pending.failed(sync, ConnectionFailed(f"{self.address} did not answer in time"), was_sent=True)
+
+    def watch(self, key: str, listener: Listener) -> None:
+        """Call `listener` with the value of the key, now and after each change. The server must support watchers."""
+        listeners = self._watched.setdefault(key, {})
+        listeners[listener] = None
+        if key in self._values:
+            listener(self._values[key])
+        elif len(listeners) == 1:
+            self._write_watch(RequestType.WATCH, key)
+
+    def unwatch(self, key: str, listener: Listener) -> None:
+        """Stop calling `listener`."""
+        listeners = self._watched.get(key, {})
+        listeners.pop(listener, None)
+        if not listeners and self._watched.pop(key, None) is not None:
+            self._values.pop(key, None)
+            self._write_watch(RequestType.UNWATCH, key)
+
+    def _write_watch(self, type: RequestType, key: str) -> None:
+        if self._failure is None:
+            self._stream.write(encode_request(type, 0, pack({Key.EVENT_KEY.value: key})))  # has no response
 
     async def answer(self, future: asyncio.Future[Response], *, timeout: float = REQUEST_SECONDS) -> Response:
         """Wait for the response to a sent request. A timeout closes the connection and raises ConnectionFailed."""
@@ -222,12 +395,25 @@ class Connection:
 
     def _dispatch(self, response: Response) -> None:
         if response.type in _NO_ANSWERS:
+            if response.type == RequestType.EVENT:
+                self._tell(response)
             return
-        answer = self._waiting.pop(response.sync, None)
-        if answer is None:
+        pending = self._waiting.pop(response.sync, None)
+        if pending is None:
             raise PacketError(f"response to unknown request {response.sync}")
-        if not answer.done():
-            answer.set_result(response)
+        pending.answered(response)
+
+    def _tell(self, event: Response) -> None:
+        """Pass an event to its listeners, and acknowledge it: the server sends the next one only then."""
+        body = unpack_body(event.body)
+        key = body.get(Key.EVENT_KEY)
+        listeners = self._watched.get(key, {}) if isinstance(key, str) else {}
+        if not isinstance(key, str) or not listeners:
+            return
+        value = self._values[key] = body.get(Key.EVENT_DATA)
+        self._write_watch(RequestType.WATCH, key)
+        for listener in list(listeners):
+            listener(value)
 
     def _fail(self, failure: FlowstoneError) -> None:
         """Record the first failure, and fail all pending requests with it; later requests fail with it, too."""
@@ -235,9 +421,10 @@ class Connection:
             return
         self._failure = failure
         waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
-            if not answer.done():
-                _refuse(answer, failure)
+        for sync, pending in waiting.items():
+            pending.failed(sync, failure, was_sent=sync <= self._sent)
+        if self.on_lost is not None:
+            self.on_lost()
 
 
 def _refuse(answer: asyncio.Future[Response], failure: FlowstoneError) -> None:

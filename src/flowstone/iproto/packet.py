@@ -6,10 +6,11 @@ Rows of a replication stream are packets too; `row.py` reads their headers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
 from typing import Any, Final
 
 import msgpack
+import msgspec
 
 from flowstone.errors import LocalProtocolError, RemoteProtocolError
 from flowstone.iproto.constants import TYPE_ERROR, Key
@@ -19,6 +20,17 @@ from flowstone.iproto.limits import PACKET_SIZE_MAX, ROW_HEADER_SIZE_MAX
 from flowstone.iproto.msgpack import MessagePackError, error_stack, unpack_body
 
 EMPTY_BODY = b"\x80"
+_STATEMENT: Final = struct.Struct(">BI3sBBBIBBQ").pack
+_STATEMENT_HEAD_SIZE: Final = 20
+_RESPONSE: Final = struct.Struct(">3sI2sQ2sI")
+_RESPONSE_WIDE: Final = struct.Struct(">3sI2sQ2sQ")
+_BEFORE_TYPE, _BEFORE_SYNC, _BEFORE_VERSION, _BEFORE_WIDE_VERSION = (
+    b"\x83\x00\xce",
+    b"\x01\xcf",
+    b"\x05\xce",
+    b"\x05\xcf",
+)
+
 UINT_WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 """By its first byte: the size of an unsigned number, apart from that byte."""
 
@@ -27,8 +39,7 @@ class PacketError(RemoteProtocolError):
     """The bytes are not a packet, or the packet is larger than the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(msgspec.Struct, frozen=True, gc=False):
     """One packet from a server. `body` stays MessagePack until it is read."""
 
     type: int
@@ -45,6 +56,12 @@ class Response:
         if self.is_error:
             raise self.error()
         return unpack_body(self.body)
+
+    def bare_error(self) -> TarantoolError:
+        """Return the error of an error packet without a hint: those of the table are for operators of replication."""
+        error = self.error()
+        error.hint = None
+        return error
 
     def error(self) -> TarantoolError:
         """Return the error of an error packet, with its error stack if the server sent a valid one."""
@@ -69,12 +86,27 @@ def frame(payload: bytes) -> bytes:
     return b"\xce" + len(payload).to_bytes(4, "big") + payload
 
 
-def encode_request(type: int, sync: int, body: bytes = EMPTY_BODY, *, stream_id: int = 0) -> bytes:
+def encode_request(
+    type: int, sync: int, body: bytes = EMPTY_BODY, *, stream_id: int = 0, schema_version: int = 0
+) -> bytes:
     """Return a request packet; `body` is a MessagePack map."""
     header: dict[int, int] = {Key.REQUEST_TYPE.value: type, Key.SYNC.value: sync}
+    if schema_version:
+        header[Key.SCHEMA_VERSION.value] = schema_version
     if stream_id:
         header[Key.STREAM_ID.value] = stream_id
     return frame(msgpack.packb(header) + body)
+
+
+def encode_statement(type: int, sync: int, body: bytes, schema_version: int) -> bytes:
+    """Return a request packet that a server with another schema version rejects, unless `schema_version` is 0.
+
+    Its header has a fixed size: encoding it takes a fraction of the time of `encode_request`.
+    """
+    size = _STATEMENT_HEAD_SIZE + len(body)
+    if size > PACKET_SIZE_MAX:
+        return frame(bytes(_STATEMENT_HEAD_SIZE) + body)  # raises the error
+    return _STATEMENT(0xCE, size, b"\x83\x00\xcc", type, 0x01, 0xCE, sync, 0x05, 0xCF, schema_version) + body
 
 
 def split(buffer: bytes | bytearray, *, size_max: int = PACKET_SIZE_MAX) -> tuple[list[bytes], int]:
@@ -130,6 +162,15 @@ def read_uint(data: bytes | bytearray, at: int) -> tuple[int, int]:
 
 def decode_response(packet: bytes) -> Response:
     """Decode the header of a response. The body is decoded and checked only when it is read."""
+    # Servers send headers of a fixed size; a struct reads them in a fraction of the time of a decoder.
+    if len(packet) >= _RESPONSE_WIDE.size:
+        before_type, kind, before_sync, number, before_version, version = _RESPONSE.unpack_from(packet)
+        if before_type == _BEFORE_TYPE and before_sync == _BEFORE_SYNC:
+            if before_version == _BEFORE_VERSION:
+                return Response(kind, number, version, packet[_RESPONSE.size :])
+            if before_version == _BEFORE_WIDE_VERSION:
+                version = _RESPONSE_WIDE.unpack_from(packet)[5]
+                return Response(kind, number, version, packet[_RESPONSE_WIDE.size :])
     unpacker = msgpack.Unpacker(strict_map_key=False, raw=True, max_buffer_size=len(packet), max_map_len=64)
     unpacker.feed(packet[:ROW_HEADER_SIZE_MAX])
     try:

@@ -12,10 +12,10 @@ from typing import Any
 
 from flowstone.box.engine.paths import parse_path
 from flowstone.box.engine.transaction import Statement
+from flowstone.box.tuples import Tuple, field_numbers
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
-from flowstone.node.tuples import Tuple, field_numbers
 
 LOG = logging.getLogger("flowstone.node")
 

@@ -9,9 +9,17 @@ arguments.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from flowstone.box.arguments import (
+    Fields,
+    Operations,
+    iterator_number,
+    pack_fields,
+    pack_key,
+    pack_operations,
+)
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.engine import statements
 from flowstone.box.engine.index import EngineIndex as BoxIndex
@@ -19,23 +27,13 @@ from flowstone.box.engine.keys import Key, KeyKind, Span
 from flowstone.box.engine.read_view import ReadView
 from flowstone.box.engine.space import EngineSpace as BoxSpace
 from flowstone.box.engine.transaction import BoxTransaction
+from flowstone.box.tuples import Tuple, field_numbers
 from flowstone.iproto import errors
-from flowstone.iproto.msgpack import pack
-from flowstone.node.tuples import Tuple, field_numbers
 
 if TYPE_CHECKING:
     from flowstone.box.box import Box
 
 T = TypeVar("T")
-
-Fields = Sequence[Any] | Mapping[str, Any] | Tuple
-"""A tuple to store: its fields in order, or by name."""
-
-Operation = Sequence[Any]
-"""An operation of UPDATE or UPSERT, such as `("+", "stock", 1)` or `("=", 2, "new")`; fields count from 0."""
-
-ITERATORS: Final = {"EQ": 0, "REQ": 1, "ALL": 2, "LT": 3, "LE": 4, "GE": 5, "GT": 6}
-"""Names of iterators, as in Tarantool, and their numbers in the protocol."""
 
 PYTHON_TYPES: Final = {KeyKind.INTEGER: int, KeyKind.STRING: str}
 """Python types of single-part keys that are looked up without encoding them first."""
@@ -226,12 +224,13 @@ class Index(Reads):
         """The name of the index."""
         return self._box.space(self._space_id).index(self._index_id).definition.name
 
-    async def update(self, key: Any, operations: Iterable[Operation]) -> Tuple | None:
+    async def update(self, key: Any, operations: Operations) -> Tuple | None:
         """Apply `operations` to the tuple with this key of a unique index.
 
         Args:
             key: The value of a single part, or a tuple or list of all parts.
-            operations: Operations of Tarantool's UPDATE, such as `("=", "status", "late")` or `("+", "total", 1)`.
+            operations: Operations of Tarantool's UPDATE, such as `("=", "status", "late")` or `("+", "total", 1)`, or
+                the new values by name: `{"status": "late"}`.
 
         Returns:
             The new tuple; None if no tuple has the key.
@@ -239,7 +238,7 @@ class Index(Reads):
         Raises:
             TarantoolError: The key does not fit the index, or the new tuple is rejected.
         """
-        raw_key, raw_operations = pack_key(key), pack(list(operations))
+        raw_key, raw_operations = pack_key(key), pack_operations(operations)
         return await self._write(
             lambda transaction, space: statements.update(transaction, space, self._index_id, raw_key, raw_operations)
         )
@@ -342,9 +341,9 @@ class Space(Index):
         return _stored(await self._write_tuple(statements.replace, fields))
 
     async def _write_tuple(self, statement: Callable[[BoxTransaction, BoxSpace, bytes], bytes], fields: Fields) -> Any:
-        return await self._write(lambda transaction, space: statement(transaction, space, pack_fields(fields, space)))
+        return await self._write(lambda transaction, space: statement(transaction, space, _pack(fields, space)))
 
-    async def upsert(self, fields: Fields, operations: Iterable[Operation]) -> None:
+    async def upsert(self, fields: Fields, operations: Operations) -> None:
         """Insert a tuple, or apply `operations` to the tuple that already has its primary key.
 
         Args:
@@ -354,9 +353,9 @@ class Space(Index):
         Raises:
             TarantoolError: The node rejects the tuple or the operations.
         """
-        raw_operations = pack(list(operations))
+        raw_operations = pack_operations(operations)
         await self._write(
-            lambda transaction, space: statements.upsert(transaction, space, pack_fields(fields, space), raw_operations)
+            lambda transaction, space: statements.upsert(transaction, space, _pack(fields, space), raw_operations)
         )
 
     def random(self, number: int) -> Tuple | None:
@@ -450,13 +449,13 @@ class TransactionIndex(Reads):
     def _begin(self) -> BoxTransaction:
         return self._transaction
 
-    def update(self, key: Any, operations: Iterable[Operation]) -> Tuple | None:
+    def update(self, key: Any, operations: Operations) -> Tuple | None:
         """Apply `operations` to the tuple with this key.
 
         Returns:
             The new tuple; None if no tuple has the key.
         """
-        return self._write(statements.update, self._index_id, pack_key(key), pack(list(operations)))
+        return self._write(statements.update, self._index_id, pack_key(key), pack_operations(operations))
 
     def delete(self, key: Any) -> Tuple | None:
         """Delete the tuple with this key.
@@ -520,12 +519,12 @@ class TransactionSpace(TransactionIndex):
         """
         return _stored(self._write(statements.replace, self._packed(fields)))
 
-    def upsert(self, fields: Fields, operations: Iterable[Operation]) -> None:
+    def upsert(self, fields: Fields, operations: Operations) -> None:
         """Insert a tuple, or apply `operations` to the tuple that already has its primary key."""
-        self._write(statements.upsert, self._packed(fields), pack(list(operations)))
+        self._write(statements.upsert, self._packed(fields), pack_operations(operations))
 
     def _packed(self, fields: Fields) -> bytes:
-        return pack_fields(fields, self._space(self._transaction))
+        return _pack(fields, self._space(self._transaction))
 
 
 class ViewIndex(Reads):
@@ -575,39 +574,8 @@ class ViewTransaction(BoxTransaction):
         return sum(1 for _ in self._view.scan(index, span))
 
 
-def pack_key(key: Any) -> bytes:
-    """Return a key as MessagePack. `key` is a tuple or list of parts, or a single part; None is the empty key."""
-    if key is None:
-        return statements.EMPTY_KEY
-    return pack(key if isinstance(key, tuple | list) else (key,))
-
-
-def pack_fields(fields: Fields, space: BoxSpace) -> bytes:
-    """Return a tuple of `space` as MessagePack."""
-    if isinstance(fields, Tuple):
-        return fields.raw
-    if isinstance(fields, Mapping):
-        fields = _in_order(fields, space)
-    return pack(tuple(fields))
-
-
-def _in_order(fields: Mapping[str, Any], space: BoxSpace) -> list[Any]:
-    names = space.format.field_names
-    unknown = [name for name in fields if name not in names]
-    if unknown:
-        raise errors.NoSuchFieldName(f"Field '{unknown[0]}' was not found in the tuple")
-    end = max((number for number, name in enumerate(names, 1) if name in fields), default=0)
-    return [fields.get(name) for name in names[:end]]
-
-
-def iterator_number(iterator: str | int) -> int:
-    """Return the number of an iterator in the protocol; `iterator` may be its name in Tarantool."""
-    if isinstance(iterator, int):
-        return iterator
-    number = ITERATORS.get(iterator.upper())
-    if number is None:
-        raise errors.IllegalParams(f"Illegal parameters, unknown iterator type '{iterator}'")
-    return number
+def _pack(fields: Fields, space: BoxSpace) -> bytes:
+    return pack_fields(fields, space.format.field_names)
 
 
 def _stored(found: Tuple | None) -> Tuple:

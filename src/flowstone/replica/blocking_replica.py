@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
+from flowstone.box.tuples import Tuple
 from flowstone.iproto.uri import Uri
 from flowstone.node.changes import SettledChange
 from flowstone.node.spaces import Index, Space
-from flowstone.node.tuples import Tuple
 from flowstone.outside.loop_thread import LoopThread
 from flowstone.replica.change_stream import BUFFER_TRANSACTIONS, ChangeStream
 from flowstone.replica.replica import OnChange, OnResync, OnState, Replica, read_only

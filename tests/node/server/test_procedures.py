@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from flowstone.box.ddl import functions as ddl
+from flowstone.box.tuples import Tuple
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node.server.procedures import array, rows_of_call_16
-from flowstone.node.tuples import Tuple
 from tests.node.conversations import Conversation
 from tests.node.instances import make_instance
 

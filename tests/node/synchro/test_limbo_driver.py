@@ -13,12 +13,12 @@ import pytest
 import flowstone
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.index import WHOLE
+from flowstone.errors import OutcomeUnknown
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
 from flowstone.node.downstream.join_server import JoinServer
-from flowstone.node.synchro.limbo_driver import OutcomeUnknown
 from flowstone.outside import production
 from flowstone.replication.limbo.control_rows import Promote
 from tests.node.fault_disk import FaultDisk

@@ -9,10 +9,10 @@ import pytest
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
+from flowstone.errors import OutcomeUnknown
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 from flowstone.node.instance import Instance
-from flowstone.node.synchro.limbo_driver import OutcomeUnknown
 from flowstone.node.synchro.linearizable import linearization_point
 from flowstone.replication.vclock import VClock
 from tests.node.answering import Answering

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from flowstone.box.engine.transaction import BoxTransaction, InteractiveTransaction
+from flowstone.box.tuples import Tuple
 from flowstone.errors import LocalProtocolError
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 from flowstone.node.instance import Function, Instance
 from flowstone.node.server.procedure_call import PythonProcedure
 from flowstone.node.server.watchers import Watchers
-from flowstone.node.tuples import Tuple
 
 if TYPE_CHECKING:
     from flowstone.node.server.session import Session

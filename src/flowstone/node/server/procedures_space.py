@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from flowstone.box.arguments import ITERATORS
 from flowstone.box.box import Box
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.definitions import IndexPart
@@ -22,7 +23,6 @@ from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node.instance import Instance
 from flowstone.node.server.procedures import Call, Outcome, Procedure, Results, array, value
-from flowstone.node.spaces import ITERATORS
 
 Method = Callable[[Call, BoxTransaction, EngineSpace, int], Results]
 """A method of the index with this id; methods of a space get its primary index."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol, Self, cast
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.read_view import ReadView
-from flowstone.errors import FlowstoneError
+from flowstone.errors import FlowstoneError, OutcomeUnknown
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
@@ -74,10 +74,6 @@ _CLAIM: Final = "claim it with await node.promote(), or start with election_mode
 
 _LATER: Final = "the transaction is in the log; the replica set decides on it after the node has restarted"
 _ELSEWHERE: Final = "check on another member whether the row exists"
-
-
-class OutcomeUnknown(FlowstoneError):
-    """The transaction is pending: it may be committed or rolled back, but this node will not learn the outcome."""
 
 
 class Revocable(Protocol):

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 
 from flowstone.box.dialect import Dialect
+from flowstone.errors import OutcomeUnknown
 from flowstone.iproto import errors
 from flowstone.node.info import members
 from flowstone.node.instance import Followers, Instance
-from flowstone.node.synchro.limbo_driver import OutcomeUnknown
 from flowstone.node.synchro.promotion import timed_out
 from flowstone.replication.membership.membership import expelled
 from flowstone.replication.vclock import VClock

@@ -16,12 +16,12 @@ from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.transaction import BoxTransaction, Statement
 from flowstone.box.system import CLUSTER_ID
-from flowstone.errors import FlowstoneError
+from flowstone.errors import FlowstoneError, OutcomeUnknown
 from flowstone.iproto import errors
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.row import Row, encode_header, encode_lone_header
-from flowstone.node.synchro.limbo_driver import NOBODY, LimboDriver, OnDone, OutcomeUnknown, Revocable, Waiter
+from flowstone.node.synchro.limbo_driver import NOBODY, LimboDriver, OnDone, Revocable, Waiter
 from flowstone.node.wal.journal import Journal, JournalClosed
 from flowstone.outside import Clock
 from flowstone.replication.limbo.queue import LimboEntry

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowstone.box.tuples import Tuple, decode, field_numbers
 from flowstone.iproto.msgpack import pack, unpack
-from flowstone.node.tuples import Tuple, decode, field_numbers
 
 NUMBERS = field_numbers(("id", "name", "price"))
 

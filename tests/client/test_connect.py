@@ -1,0 +1,53 @@
+"""The options of `flowstone.connect`, and its two forms."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import flowstone
+from tests.node.upstream_server import Upstream
+from tests.real_tarantool import free_port
+
+
+async def test_client_is_open_for_the_duration_of_the_async_with_block(node: Upstream) -> None:
+    user, _, address = node.uri.partition("@")
+    name, _, password = user.partition(":")
+    connecting = flowstone.connect(address, user=name, password=password)
+    async with connecting as client:
+        assert await client.space("fruit").get(1) is None
+    with pytest.raises(flowstone.LocalProtocolError, match="already used"):
+        async with connecting:
+            pass
+
+
+def test_failed_connection_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with pytest.raises(flowstone.ConnectionFailed), flowstone.connect(f"127.0.0.1:{free_port()}"):
+        pass
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"read_from": "follower"}, "read_from is 'follower'; use 'leader', 'any', or a number"),
+        ({"read_from": -1}, "read_from is -1"),
+        ({"read_from": True}, "read_from is True"),
+        ({"connect_timeout": 0}, "connect_timeout is 0; use a number of seconds"),
+        ({"request_timeout": "10"}, "request_timeout is '10'"),
+        ({"password": "x"}, "password given without a user"),
+    ],
+)
+def test_wrong_option_is_rejected_with_its_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(flowstone.FlowstoneError, match=message):
+        flowstone.connect("127.0.0.1:3301", **options)
+
+
+def test_invalid_address_is_rejected_at_once() -> None:
+    with pytest.raises(flowstone.UriError):
+        flowstone.connect("no address")
+    with pytest.raises(flowstone.UriError, match="list of URIs is empty"):
+        flowstone.connect([])
