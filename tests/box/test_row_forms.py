@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.box.row_forms import TUPLES, ObjectForm, RowMismatch
+from flowstone.box.arguments import pack_fields
+from flowstone.box.row_forms import ObjectForm, RowMismatch, TupleForm
 from flowstone.box.tuples import Tuple, field_numbers
 from flowstone.errors import LocalProtocolError
 from flowstone.iproto.msgpack import pack, unpack
@@ -104,4 +105,9 @@ def test_type_without_fields_is_rejected(kind: Any) -> None:
 
 
 def test_tuples_are_the_default_form() -> None:
-    assert TUPLES.read(TUPLES.pack({"id": 1}, NAMES), NUMBERS).id == 1
+    form = TupleForm()
+    for row in ({"id": 1}, (1,), [1], (1, "x" * 100_000), (Decimal(1), NOON)):
+        stored = form.read(form.pack(row, NAMES), NUMBERS)
+        assert stored.raw == pack_fields(row, NAMES)
+    with pytest.raises(LocalProtocolError, match="not supported"):
+        form.pack((object(),), NAMES)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowstone.box.definitions import FieldDefinition, IndexDefinition, IndexPart, SpaceDefinition
-from flowstone.box.row_forms import TUPLES
+from flowstone.box.row_forms import TupleForm
 from flowstone.box.schema import Schema, UnknownSpace
 from flowstone.client.known_schema import KnownSchema
 from flowstone.client.statements import CallOrEval, Get, Select, Store, UpdateOrDelete, Upsert
@@ -29,6 +29,7 @@ FRUIT = SpaceDefinition(
         IndexDefinition(512, 2, "by_name", "tree", False, (IndexPart(1, "string"),)),
     ),
 )
+TUPLES = TupleForm()
 SCHEMA = KnownSchema(Schema({512: FRUIT}), 7)
 
 

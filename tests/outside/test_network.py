@@ -41,6 +41,32 @@ async def test_tcp_round_trip() -> None:
         await stream.close()
 
 
+async def test_bytes_are_delivered_without_a_read() -> None:
+    arrived = bytearray()
+    changed = asyncio.Event()
+
+    def receive(data: bytes) -> None:
+        arrived.extend(data)
+        changed.set()
+
+    async with tcp_server() as port:
+        stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
+        stream.write(b"ping")
+        assert await stream.read(100) == b"PING"
+        ended = asyncio.Event()
+        assert stream.deliver(receive, ended.set)
+        stream.write(b"pong")
+        await stream.drain()
+        async with asyncio.timeout(10):
+            while arrived != b"PONG":
+                changed.clear()
+                await changed.wait()
+            stream.write(b"bye")
+            await ended.wait()
+        assert not stream.deliver(receive, ended.set)
+        await stream.close()
+
+
 async def test_unix_socket_round_trip(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     async with await asyncio.start_unix_server(shout_back, path):

@@ -69,6 +69,7 @@ class CountedStream:
         self._peer = peer
         self.read = stream.read
         self.drain = stream.drain
+        self.deliver = stream.deliver
         self.close = stream.close
 
     def write(self, data: Buffer) -> None:

@@ -489,6 +489,9 @@ class SimulatedStream:
         if end.is_gone:
             raise ConnectionResetError("Connection lost")
 
+    def deliver(self, receive: Callable[[bytes], None], ended: Callable[[], None]) -> bool:
+        return False
+
     def abort(self) -> None:
         self._end.abort()
 

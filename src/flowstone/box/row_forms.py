@@ -8,7 +8,7 @@ says what was expected and what came.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from flowstone.box.arguments import Fields, pack_fields
 from flowstone.box.tuples import Tuple
 from flowstone.errors import FlowstoneError, LocalProtocolError
 from flowstone.iproto.extensions import Datetime
+from flowstone.iproto.msgpack import SmallPacker
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -38,16 +39,16 @@ class RowForm(Protocol[R_co]):
 
 
 class TupleForm:
-    """Takes sequences and mappings, and returns `Tuple`."""
+    """Takes sequences and mappings, and returns `Tuple`. For one thread."""
+
+    def __init__(self) -> None:
+        self._packer = SmallPacker()
 
     def pack(self, row: Fields, names: Sequence[str]) -> bytes:
-        return pack_fields(row, names)
+        return self._packer.pack(row) if type(row) is tuple else pack_fields(row, names)
 
     def read(self, raw: bytes, numbers: Mapping[str, int]) -> Tuple:
         return Tuple(raw, numbers)
-
-
-TUPLES: Final = TupleForm()
 
 
 class ObjectForm(Generic[R]):

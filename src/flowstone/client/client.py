@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from flowstone.box.row_forms import TUPLES, RowForm
+from flowstone.box.row_forms import RowForm, TupleForm
 from flowstone.box.tuples import Tuple
 from flowstone.client.batch import store_many
 from flowstone.client.connection import Connection
@@ -81,6 +81,7 @@ class Client:
     ) -> None:
         self._pool = Pool(outside, uris, timeout=connect_timeout, on_leader=self._watch_leader)
         self._dispatcher = Dispatcher(outside, self._pool, timeout=request_timeout)
+        self._form = TupleForm()
         self._read_from = checked_place(read_from)
         self._watchers: dict[tuple[str, Watcher], None] = {}
         self._watched: Connection | None = None
@@ -124,7 +125,7 @@ class Client:
             LocalProtocolError: `read_from` is not valid.
         """
         place = self._read_from if read_from is None else checked_place(read_from)
-        return ClientSpace(_PlacedSender(self._dispatcher, place), space, TUPLES)
+        return ClientSpace(_PlacedSender(self._dispatcher, place), space, self._form)
 
     def call(
         self, function: str, *arguments: Any, read_from: ReadFrom | None = None

@@ -105,6 +105,7 @@ class PoolMember:
         """Report the state of the member until the connection is lost; then raise its error."""
         lost = asyncio.Event()
         connection.on_lost = lost.set
+        connection.hurry()
         await self._ask(connection)
         self.connection, self.error = connection, None
         self._on_change(self)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from flowstone.box.row_forms import TUPLES, RowForm
+from flowstone.box.row_forms import RowForm, TupleForm
 from flowstone.box.tuples import Tuple
 from flowstone.client.batch import RowsFailed
 from flowstone.client.connection import ConnectionFailed
@@ -87,6 +87,7 @@ class ClientTransaction:
             self._options[Key.TXN_ISOLATION.value] = ISOLATIONS[isolation]
         if timeout is not None:
             self._options[Key.TIMEOUT.value] = float(timeout)
+        self._form = TupleForm()
         self._stream_id = 0
         self._is_open = False
         self._sent: list[asyncio.Future[Any]] = []
@@ -131,7 +132,7 @@ class ClientTransaction:
     def space(self, space: int | str) -> ClientSpace[Tuple]:
         """Return the space with this name or id, inside the transaction."""
         self._check_open()
-        return ClientSpace(self, space, TUPLES)
+        return ClientSpace(self, space, self._form)
 
     def submit(self, statement: ClientStatement[T]) -> asyncio.Future[T]:
         """Send a statement on the stream, and return the future of its result."""

@@ -63,6 +63,31 @@ def pack(value: Any) -> bytes:
     return data
 
 
+class SmallPacker:
+    """Packs many small values like `pack`, several times as fast: it keeps its buffer. For one thread."""
+
+    def __init__(self) -> None:
+        self._packer = _plain_packer()
+
+    def pack(self, value: Any) -> bytes:
+        """Return the MessagePack of `value`, as `pack` does."""
+        try:
+            data: bytes = self._packer.pack(value)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return pack(value)  # which has extensions, and the error texts
+        if len(data) > SMALL_BUFFER:
+            self._packer = _plain_packer()
+        return data
+
+
+SMALL_BUFFER = 64 * 1024
+"""Size of a value from which on a `SmallPacker` does not keep its buffer."""
+
+
+def _plain_packer() -> msgpack.Packer:
+    return msgpack.Packer(unicode_errors="surrogateescape", buf_size=4096)
+
+
 def unpack(data: bytes | memoryview) -> Any:
     """Return the one value in `data`. Raise MessagePackError if `data` is anything else."""
     return _unpack(data, 0, NESTING_MAX)

@@ -54,6 +54,9 @@ class Peer:
         if self._room < 0:
             await asyncio.Event().wait()
 
+    def deliver(self, receive: object, ended: object) -> bool:
+        return False
+
     async def close(self) -> None:
         self.closing.set()
         await self.may_close.wait()

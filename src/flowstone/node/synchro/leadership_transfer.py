@@ -15,9 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from flowstone.errors import OutcomeUnknown
 from flowstone.iproto import errors
 from flowstone.node.instance import Instance
-from flowstone.node.synchro.limbo_driver import OutcomeUnknown
 from flowstone.replication.raft.election import ElectionMode, ElectionState
 from flowstone.replication.vclock import VClock
 
