@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,21 @@ async def test_images_of_a_real_servers_rows_lead_from_state_to_state(tmp_path: 
     posts = XlogReader(xlog_options({"path": str(directory), "space": "orders", "images": "post"}))
     shown = [row for part in posts.partitions() for batch in posts.read(part) for row in batch.to_pylist()]
     assert shown == [row for row in rows if row["_change_type"] != "update_preimage"]
+    assert held == replayed_messages(directory)
+
+
+def replayed_messages(directory: Path) -> dict[int, Any]:
+    """Return the rows that the messages of all changes lead to; each row before a change is the one after the last."""
+    reader = XlogReader(xlog_options({"path": str(directory), "space": "orders", "envelope": "debezium"}))
+    messages = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    held: dict[int, Any] = {}
+    for each in messages:
+        value = json.loads(each["value"])
+        if value["op"] == "t":
+            held.clear()
+            continue
+        number = json.loads(each["key"])["id"]
+        assert held.pop(number, None) == value["before"]
+        if value["after"] is not None:
+            held[number] = value["after"]
+    return {number: (row["id"], row["name"], row["amount"]) for number, row in held.items()}

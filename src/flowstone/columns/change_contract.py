@@ -142,6 +142,10 @@ class ChangeContract:
             return LEADING_FIELDS
         return (*LEADING_FIELDS[:1], CHANGE_TYPE, *LEADING_FIELDS[1:])
 
+    def of_snapshot(self) -> ChangeContract:
+        """Return the contract for rows of a snapshot."""
+        return self
+
     @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema. Raises ColumnClash and UnknownColumn, so read it before a query starts."""

@@ -75,6 +75,7 @@ def _of_snapshot(
     rows = np.arange(len(slab))
     stamps = Stamps(np.full(len(slab), part.before.vclock.signature), np.full(len(slab), part.before.time))
     schema = part.definitions.schema
+    contract = contract.of_snapshot()
     shown = slab if show_secrets else next(hide_secrets([Piece(meta, slab, rows, schema)])).slab
     # Rows of `_truncate` in a snapshot stand for earlier truncations, which no longer empty anything.
     is_truncate = slab.cells[scan.SPACE_ID] == TRUNCATE_ID

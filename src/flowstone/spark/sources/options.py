@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeVar
 
 from flowstone.columns.arrow_columns import ColumnOptions
+from flowstone.columns.debezium_contract import CONNECTOR
 from flowstone.columns.image_rows import Images
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri, parse_uri
@@ -22,6 +23,9 @@ from flowstone.spark.sources.offsets import Named, parse_offsets
 
 Starting = Named | dict[str | None, VClock]
 T = TypeVar("T")
+
+Envelope = Literal["none", "debezium"]
+"""The form of changes: columns, or keys and values of messages."""
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -63,6 +67,8 @@ class ChangeOptions:
     max_rows: int | None = None
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
+    envelope: Envelope = "none"
+    topic_prefix: str = CONNECTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ class WriterOptions:
 CHANGE_OPTIONS: Final = tuple(
     (
         "space columns images unsignedAs decimalScale stringsAs showSystem showSecrets startingOffsets endingOffsets "
-        "maxRowsPerTrigger maxBytesPerTrigger failOnDataLoss"
+        "maxRowsPerTrigger maxBytesPerTrigger failOnDataLoss envelope topicPrefix"
     ).split()
 )
 XLOG_OPTIONS: Final = ("path", "mode", "asOf", "schemaAt", *CHANGE_OPTIONS)
@@ -146,9 +152,14 @@ _NAMED: Final[tuple[Named, ...]] = ("earliest", "latest", "snapshot")
 _NUMBER: Final = re.compile(r"\d+", re.ASCII)
 _SECONDS: Final = re.compile(r"\d+\.\d+", re.ASCII)
 _OF_CHANGES: Final = tuple(
-    "images startingOffsets endingOffsets failOnDataLoss transport transportAddress register".split()
+    (
+        "images envelope topicPrefix startingOffsets endingOffsets failOnDataLoss transport transportAddress register"
+    ).split()
 )
 """Options that a batch query of `tarantool` rejects: it reads a state, not changes."""
+
+_OF_COLUMNS: Final = ("columns", "images", "unsignedAs", "decimalScale", "stringsAs")
+"""Options that messages reject: they have no columns of fields, and always both images."""
 
 _STREAM_ONLY: Final = ("maxRowsPerTrigger", "maxBytesPerTrigger", "schemaAt", "spoolLocation")
 
@@ -172,6 +183,8 @@ def xlog_options(given: Mapping[str, str], *, streaming: bool | None = False) ->
         )
     if mode == "state" and (changes.starting is not None or changes.ending is not None):
         raise WrongOption("offsets do not apply to mode=state", hint="to choose the moment of the state, use asOf")
+    if mode == "state" and changes.envelope != "none":
+        raise WrongOption("envelope does not apply to mode=state", hint="omit envelope, or use mode=changes")
     if mode == "state" and changes.images != "ops":
         raise WrongOption(
             f"images={changes.images} does not apply to mode=state", hint="omit images, or use mode=changes"
@@ -263,7 +276,13 @@ def writer_options(given: Mapping[str, str]) -> WriterOptions:
 
 
 def _changes(options: _Options) -> ChangeOptions:
-    images: Images = options.choice("images", "ops", ("ops", "post", "full"))
+    envelope: Envelope = options.choice("envelope", "none", ("none", "debezium"))
+    is_message = envelope != "none"
+    options.refuse(_OF_COLUMNS if is_message else (), f"envelope={envelope}", "messages have JSON of all fields")
+    images: Images = options.choice("images", "full" if is_message else "ops", ("ops", "post", "full"))
+    prefix = options.read("topicPrefix", str.strip)
+    if prefix is not None and not is_message:
+        raise WrongOption("topicPrefix needs an envelope", hint="set envelope=debezium, or omit topicPrefix")
     starting, ending = options.read("startingOffsets", parse_offsets), options.read("endingOffsets", parse_offsets)
     if ending is not None and options.streaming:
         raise WrongOption(
@@ -284,6 +303,8 @@ def _changes(options: _Options) -> ChangeOptions:
         options.read("maxRowsPerTrigger", _positive),
         options.read("maxBytesPerTrigger", _size),
         options.flag("failOnDataLoss", default=True),
+        envelope,
+        prefix or CONNECTOR,
     )
 
 

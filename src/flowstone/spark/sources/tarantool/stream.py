@@ -360,8 +360,10 @@ def _first_chunk(begin: Beginning) -> int | None:
 def _check(options: TarantoolOptions) -> None:
     changes = options.changes
     if changes.images != "ops":
+        is_message = changes.envelope != "none"
+        what = f"envelope={changes.envelope}" if is_message else f"images={changes.images}"
         raise WrongOption(
-            f"images={changes.images} does not apply to a live server: its log has no images",
+            f"{what} does not apply to a live server: its log has no images",
             hint="read an archive written with --images, or use `flowstone mirror`",
         )
     if changes.starting == "earliest":

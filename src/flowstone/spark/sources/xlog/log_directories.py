@@ -14,6 +14,7 @@ import pyarrow as pa
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import UnknownSpace
 from flowstone.columns.change_contract import ChangeContract
+from flowstone.columns.debezium_contract import DebeziumContract
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.directory_index import UNKNOWN_REPLICASET
@@ -174,6 +175,10 @@ def _contract(
         space = logs.between(end, end).last_definition(end, options.space)
         if space is None:
             raise UnknownSpace(f"no space {options.space!r} in {logs.furthest.directory}")
+    if options.envelope == "debezium":
+        only = None if space is None else (space.id,)
+        uuid, system = logs.replicaset_uuid, options.show_system
+        return DebeziumContract(uuid, show_system=system, images="full", only=only, prefix=options.topic_prefix)
     return ChangeContract(
         logs.replicaset_uuid,
         space,
