@@ -219,3 +219,35 @@ async def test_files_of_an_unlistable_directory_are_kept_until_the_next_checkpoi
     await Writer(sim, 0).run("a", 1)
     await sim.on("a", node.snapshot())
     await sim.until(lambda: first not in sim.storage("a").names)
+
+
+@simulated(seeds=range(4))
+async def test_recovered_rows_survive_a_power_loss_when_the_sync_of_an_earlier_start_failed(sim: Simulation) -> None:
+    """The failed sync leaves pages that count as clean: a later sync of the same file does not write them."""
+    await sim.start("a", wal_mode="write")
+    await make_space(sim, "a")
+    writer = Writer(sim, 0)
+    await writer.run("a", 100)
+    sim.crash("a", Loss.NOTHING)
+    sim.storage("a").broken.add("sync")
+    with pytest.raises(OSError, match="Input/output error"):
+        await sim.restart("a", wal_mode="fsync")
+    sim.storage("a").broken.clear()
+    await sim.restart("a", wal_mode="fsync")
+    writer.check(await rows(await sim.client("a")))
+    sim.crash("a", Loss.UNSYNCED)
+    await sim.restart("a", wal_mode="fsync")
+    writer.check(await rows(await sim.client("a")))
+
+
+@simulated()
+async def test_node_recovers_on_a_disk_without_room_for_a_copy_of_its_last_log(sim: Simulation) -> None:
+    await sim.start("a", wal_mode="fsync")
+    await make_space(sim, "a")
+    writer = Writer(sim, 0)
+    await writer.run("a", 100)
+    sim.crash("a", Loss.NOTHING)
+    sim.storage("a").room = 1000
+    await sim.restart("a", wal_mode="fsync")
+    writer.check(await rows(await sim.client("a")))
+    assert not [name for name in sim.storage("a").names if name.endswith(".inprogress")]

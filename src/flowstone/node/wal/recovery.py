@@ -8,13 +8,14 @@ what the node needs to continue: vclock, identity, last log, and the state of el
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import posixpath
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from flowstone.box import system
@@ -34,12 +35,15 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import BY_FORCE, LogGap, XlogError
 from flowstone.xlog.reader import EndingKind, LogFile
+from flowstone.xlog.writer import INPROGRESS
 
 LOG = logging.getLogger("flowstone.node")
 
 FLAGS_SINCE = (2, 8, 1)
 """Rows have flags for synchronous transactions since this version; for rows of earlier versions, the definition of the
 space decides."""
+
+COPIED_AT_ONCE: Final = 1 << 20
 
 Report = Callable[[str], None]
 
@@ -169,12 +173,35 @@ def make_durable(disk: Disk, directory: LogDirectory, last: LastLog | None) -> N
 
     Rows of a killed process may be in the page cache only. From now on peers see the recovered vclock: they count this
     instance for a quorum, and delete logs that it no longer needs.
+
+    A sync that fails marks the pages as clean, and no later sync writes them, not even one of the next process. So the
+    log is written anew, unless the disk has no room for another copy.
     """
     if last is not None:
-        with disk.append_to(last.path) as file:
-            file.sync()
+        copy = f"{last.path}{INPROGRESS}"
+        try:
+            _copy(disk, last.path, copy)
+        except OSError as error:
+            if disk.kind(copy) is not None:
+                disk.unlink(copy)
+            if error.errno != errno.ENOSPC:
+                raise
+            with disk.append_to(last.path) as file:
+                file.sync()
+        else:
+            disk.rename(copy, last.path)
         disk.sync_directory(posixpath.dirname(last.path) or ".")
     disk.sync_directory(directory.path)
+
+
+def _copy(disk: Disk, path: str, copy: str) -> None:
+    """Write the file anew as `copy`, and sync it."""
+    if disk.kind(copy) is not None:  # of a process that was killed
+        disk.unlink(copy)
+    with disk.open(path) as file, disk.create(copy) as written:
+        for offset in range(0, file.size(), COPIED_AT_ONCE):
+            written.append(file.read_at(offset, COPIED_AT_ONCE))
+        written.sync()
 
 
 @contextmanager
