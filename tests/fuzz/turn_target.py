@@ -174,9 +174,9 @@ class _Served:
         self.executor.execute(self.peers)  # an invalid packet may be reported in a separate turn
 
     def contents(self) -> list[tuple[int, int, list[tuple[Any, bytes]]]]:
-        """Return the tuples of every index in order; a HASH has none."""
+        """Return the tuples of every index in order."""
         return [
-            (defined.id, number, list(index.scan()) if index.is_ordered else sorted(index.map.items()))
+            (defined.id, number, list(index.scan()))
             for defined in SPACES
             for number, index in self.box.space(defined.id).indexes.items()
         ]

@@ -118,11 +118,11 @@ class Images:
         tuples = bulk.slices(slab.payload, ats, ends)
         is_insert = int(cells[scan.TYPE, first]) == _INSERT
         # A key may occur twice: then the second row replaces the tuple of the first.
-        entries = lane.primary.map
+        get = lane.primary.get
         fresh: dict[BoxKey, bytes] = {}
         olds: list[bytes | None] = []
         for key, raw in zip(keys, tuples, strict=True):
-            olds.append(fresh.get(key) or entries.get(key))
+            olds.append(fresh.get(key) or get(key))
             fresh[key] = raw
         put = bulk.insert_many if is_insert else bulk.replace_many
         if not put(lane, keys, tuples, bulk.BulkWrite()):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from flowstone.box.arguments import (
@@ -195,7 +196,7 @@ class Index(Reads):
         if index is None or not index.is_served or space.definition.engine == "sysview":
             return super().get
         plain_key = PYTHON_TYPES.get(index.key.kind)
-        look_up: Callable[[Any], bytes | None] = index.map.get if plain_key is int else _by_text(index)
+        look_up: Callable[[Any], bytes | None] = index.get if plain_key is int else _by_text(index)
         numbers, spaces, space_id, slow = self._field_numbers, self._box.spaces, self._space_id, super().get
 
         def get(key: Any) -> Tuple | None:
@@ -570,6 +571,9 @@ class ViewTransaction(BoxTransaction):
     def scan(self, index: BoxIndex, span: Span) -> Iterator[tuple[Key, bytes]]:
         return self._view.scan(index, span)
 
+    def collect(self, index: BoxIndex, span: Span, offset: int, limit: int) -> list[bytes]:
+        return [raw for _, raw in islice(self.scan(index, span), offset, offset + limit)]
+
     def count(self, index: BoxIndex, span: Span) -> int:
         return sum(1 for _ in self._view.scan(index, span))
 
@@ -584,7 +588,7 @@ def _stored(found: Tuple | None) -> Tuple:
 
 
 def _by_text(index: BoxIndex) -> Callable[[Any], bytes | None]:
-    look_up = index.map.get
+    look_up = index.get
 
     def find(key: str) -> bytes | None:
         return look_up(key.encode("utf-8", "surrogateescape"))

@@ -33,7 +33,6 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
 from flowstone.iproto.slab import Slab
 from flowstone.node.changes import SettledChange
-from flowstone.node.wal.recovery import sort_indexes
 from flowstone.node.wal.replay import BULK_MIN, OF_A_PEER, Replay, Synchro, execute
 from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.settled_position import SettledTracker, Tracked
@@ -139,9 +138,8 @@ class SnapshotBox:
         self._replay.push_snapshot(replace(slab, cells=rest))
 
     def complete(self) -> None:
-        """Finish the box after the last row: sort its indexes and end recovery."""
+        """Finish the box after the last row: end recovery."""
         self.box.is_recovering = False
-        sort_indexes(self.box)
 
 
 class SettledBox:
@@ -433,7 +431,8 @@ def _plain(space: EngineSpace, slab: Slab, cells: Cells) -> _Plain | None:
 
 
 def _are_new(lane: Lane, keys: list[IndexKey]) -> bool:
-    return lane.primary.map.keys().isdisjoint(keys) and len(set(keys)) == len(keys)
+    entries = lane.primary.entries
+    return len(set(keys)) == len(keys) and not any(key in entries for key in keys)
 
 
 def _codes(cells: Cells) -> Cells:

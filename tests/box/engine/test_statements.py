@@ -268,3 +268,15 @@ def test_hash_index_is_paged_by_the_key_of_the_last_tuple() -> None:
             found += piece
             piece = statements.select(reader, box.space(512), 0, iterator=GT, limit=3, key=piece[-1])
         assert len(set(found)) == len(found) == count
+        assert statements.count(reader, box.space(512), 0, iterator=GT, key=pack(("3", 3))) < count - 1
+
+
+def test_hash_index_has_nothing_after_a_key_that_does_not_exist() -> None:
+    box = box_with(definition(512, on("0:unsigned", type="hash")))
+    for number in (1, 5, 9):
+        statements.insert(box.begin(), box.space(512), pack((number,)))
+    for reader in (box.begin(), box.begin_interactive()):
+        space = reader.space(512)
+        for key, rest in ((5, 1), (4, 0), (9, 0)):
+            assert len(statements.select(reader, space, 0, iterator=GT, key=pack((key,)))) == rest
+            assert statements.count(reader, space, 0, iterator=GT, key=pack((key,))) == rest

@@ -162,11 +162,7 @@ class Served:
                 statements.replace(self.box.begin(), self.box.space(space.id), pack(row))
 
     def contents(self) -> list[Any]:
-        return [
-            list(index.scan()) if index.is_ordered else sorted(index.map.items())
-            for space in SPACES
-            for index in self.box.space(space.id).indexes.values()
-        ]
+        return [list(index.scan()) for space in SPACES for index in self.box.space(space.id).indexes.values()]
 
 
 def plainly() -> Any:

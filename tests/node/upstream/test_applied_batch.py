@@ -37,7 +37,7 @@ def test_batch_is_rolled_back_newest_first() -> None:
     assert index is not None
     together = Together([SingleWrite(index, 1, b"\x92\x01\x01"), SingleWrite(index, 1, b"\x92\x01\x02")])  # type: ignore[list-item]
     together.rollback()
-    assert not index.map
+    assert not index.entries
 
 
 @pytest.mark.parametrize("is_explicit", [False, True], ids=["as a row alone", "in place of a control row"])

@@ -350,7 +350,6 @@ async def test_checkpoint_does_not_block_the_event_loop() -> None:
     assert t.primary is not None
     for number in range(100_000):
         t.primary.set(number, pack([number, "some text", number * 7]))
-    t.primary.settle()
     making = asyncio.create_task(node.checkpointer.snapshot())
     pauses = []
     while not making.done():

@@ -29,8 +29,6 @@ def has_rows(transaction: BoxTransaction, space_id: int, index_id: int, *key: An
     index = space.indexes.get(index_id) if space is not None else None
     if index is None:
         return False
-    if not index.is_ordered:
-        return transaction.find(index, index.key.exact(key)) is not None
     return next(iter(transaction.scan(index, index.key.span(_EQ, key))), None) is not None
 
 

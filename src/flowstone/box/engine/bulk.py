@@ -1,7 +1,7 @@
 """Statements in bulk: many plain statements on one space, checked by a compiled pass and executed together.
 
 A space has a lane if its only index is on one field that is a number or a string, and its format looks at nothing
-below the top level: then key and checks are found by kernels, and Python only fills the dictionary. Everything here
+below the top level: then key and checks are found by kernels, and Python only fills the index. Everything here
 has the effect of `statements.py`, one by one; a batch that a kernel cannot check is rejected, with nothing done.
 """
 
@@ -195,14 +195,8 @@ def slices(data: bytes, ats: Cells, ends: Cells) -> list[bytes]:
 def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkWrite) -> bool:
     """Execute REPLACEs. Returns True: a checked REPLACE always succeeds."""
     index = lane.primary
-    entries = index.map
-    olds = list(map(entries.get, keys))
+    olds = index.entries.replace_many(keys, tuples)
     _keep(index, keys, olds)
-    entries.update(zip(keys, tuples, strict=True))
-    if None in olds:
-        is_all_new = olds.count(None) == len(olds)
-        fresh = keys if is_all_new else [key for key, old in zip(keys, olds, strict=True) if old is None]
-        index.add_fresh(list(dict.fromkeys(fresh)))  # a new key may occur twice
     written.add(index, keys, olds)
     return True
 
@@ -210,13 +204,10 @@ def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: Bulk
 def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkWrite) -> bool:
     """Execute INSERTs. Return False, with nothing done, if a key exists already or occurs twice."""
     index = lane.primary
-    entries = index.map
-    if not entries.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
+    if not index.entries.insert_many(keys, tuples):
         return False
     olds: list[bytes | None] = [None] * len(keys)
     _keep(index, keys, olds)
-    entries.update(zip(keys, tuples, strict=True))
-    index.add_fresh(keys)
     written.add(index, keys, olds)
     return True
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from flowstone.box.engine.keys import Key
@@ -86,23 +87,18 @@ class Entries:
 
         After a change the iterator continues behind the last key that it returned.
         """
-        number, end = self._limits(low, high)
-        version = self._version
-        while number < end:
-            at = end - 1 if reverse else number
-            key, raw = self.at(at)
-            yield key, raw
-            if version != self._version:
-                if reverse:
-                    high = key
-                else:
-                    low = key + 1 if isinstance(key, int) else key + b"\x00"
-                number, end = self._limits(low, high)
-                version = self._version
-            elif reverse:
-                end -= 1
+        while True:
+            version = self._version
+            for key in self._keys(low, high, reverse):
+                yield key, self._tuples[key]
+                if version != self._version:
+                    break
             else:
-                number += 1
+                return
+            if reverse:
+                high = key
+            else:
+                low = key + 1 if isinstance(key, int) else key + b"\x00"
 
     def collect(
         self,
@@ -113,14 +109,13 @@ class Entries:
         limit: int | None = None,
     ) -> list[bytes]:
         """Return up to `limit` tuples of the range as a list, without the first `offset` ones."""
-        first, end = self._limits(low, high)
-        numbers = range(end - 1, first - 1, -1) if reverse else range(first, end)
-        return [self.at(number)[1] for number in numbers[offset : None if limit is None else offset + limit]]
+        end = None if limit is None else offset + limit
+        return [self._tuples[key] for key in islice(self._keys(low, high, reverse), offset, end)]
 
     def count(self, low: Key | None = None, high: Key | None = None) -> int:
         """Return the number of entries from `low` (inclusive) to `high` (exclusive)."""
-        first, end = self._limits(low, high)
-        return max(end - first, 0)
+        end = len(self) if high is None else self.rank(high)
+        return max(end - (0 if low is None else self.rank(low)), 0)
 
     def rank(self, key: Key) -> int:
         """Return the number of keys less than `key`, which may be missing."""
@@ -150,8 +145,16 @@ class Entries:
     def _piece_of(self, key: Key) -> int:
         return bisect_right(self._firsts, key, 1) - 1
 
-    def _limits(self, low: Key | None, high: Key | None) -> tuple[int, int]:
-        return 0 if low is None else self.rank(low), len(self) if high is None else self.rank(high)
+    def _keys(self, low: Key | None, high: Key | None, reverse: bool) -> Iterator[Key]:
+        """Return the keys of a range. A change of the keys invalidates the iterator."""
+        first = 0 if low is None else self._piece_of(low)
+        last = len(self._pieces) - 1 if high is None else self._piece_of(high)
+        for number in range(last, first - 1, -1) if reverse else range(first, last + 1):
+            piece = self._pieces[number]
+            start = 0 if low is None or number > first else bisect_left(piece, low)
+            end = len(piece) if high is None or number < last else bisect_left(piece, high)
+            part = piece[start:end]
+            yield from reversed(part) if reverse else part
 
     def _check_type(self, key: Key) -> None:
         if not isinstance(key, bytes if self.is_text else int):

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, Final, Protocol, Self
 
-from flowstone.box.engine.index import WHOLE, EngineIndex, unordered_span
+from flowstone.box.engine.index import WHOLE, EngineIndex
 from flowstone.box.engine.keys import Key, Span
 from flowstone.box.engine.space import EngineSpace
 from flowstone.errors import FlowstoneError
@@ -74,11 +74,11 @@ class KeyOrder:
 
 
 class Layer:
-    """A source overlaid with `changes`, where None marks an absent key. `order` is None for an unordered index."""
+    """A source overlaid with `changes`, where None marks an absent key. `order` is the order of their keys."""
 
     __slots__ = ("_base", "_changes", "_order")
 
-    def __init__(self, base: ViewSource, changes: Changes, order: KeyOrder | None) -> None:
+    def __init__(self, base: ViewSource, changes: Changes, order: KeyOrder) -> None:
         self._base = base
         self._changes = changes
         self._order = order
@@ -87,8 +87,6 @@ class Layer:
         return self._changes[key] if key in self._changes else self._base.get(key)
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
-        if self._order is None:
-            return unordered_span(span, self._unordered())
         return self._merged(span, self._order.within(span))
 
     def _merged(self, span: Span, changed: Iterator[Key]) -> Iterator[tuple[Key, bytes]]:
@@ -111,16 +109,6 @@ class Layer:
             if (value := changes[next_changed]) is not None:
                 yield next_changed, value
             next_changed = next(changed, None)
-
-    def _unordered(self) -> Iterator[tuple[Key, bytes]]:
-        changes, base = self._changes, self._base
-        for key, value in base.scan():
-            now = changes.get(key) if key in changes else value
-            if now is not None:
-                yield key, now
-        for key, added in changes.items():
-            if added is not None and base.get(key) is None:
-                yield key, added
 
 
 def contains(span: Span, key: Key) -> bool:
@@ -195,8 +183,6 @@ class ReadView:
         changes = self.changes.get(index)
         if changes is None:
             return index
-        if not index.is_ordered:
-            return Layer(index, changes, None)
         order = self._orders.get(index)
         if order is None:
             order = self._orders[index] = KeyOrder(changes)
@@ -216,9 +202,6 @@ class ReadView:
         number of keys scanned per list is bounded, so a list may be empty if many keys are newer than the view; the
         scan ends at the key that was the greatest at its start.
         """
-        if not index.is_ordered:
-            yield from self._unordered_slices(index, count)
-            return
         gone: list[Key] = []
         seen = 0
         last: Key | None = None
@@ -250,16 +233,6 @@ class ReadView:
             while is_end and gone:
                 piece += _old(changes, heappop(gone))
             yield piece
-
-    def _unordered_slices(self, index: EngineIndex, count: int) -> Iterator[list[bytes]]:
-        changes = self.changes.get(index, {})
-        keys = list(index.map)
-        keys += [key for key, old in changes.items() if old is not None and key not in index.map]
-        for at in range(0, len(keys), count):
-            found = (self.get(index, key) for key in keys[at : at + count])
-            piece = [value for value in found if value is not None]
-            if piece:
-                yield piece
 
     def close(self) -> None:
         """Release the old tuples; closing twice is harmless."""

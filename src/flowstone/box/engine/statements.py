@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.box import sysview
@@ -73,17 +74,12 @@ def select(
     span = _span(space, index, iterator, values)
     if after is not None:
         span = _behind(index, span, after)
-    found_tuples: list[bytes] = []
-    if not limit:
-        return found_tuples
-    for _, value in _visible(txn, space, index, span):
-        if offset:
-            offset -= 1
-            continue
-        found_tuples.append(value)
-        if len(found_tuples) >= limit:
-            break
-    return found_tuples
+    offset, limit = min(offset, LIMIT_MAX), min(limit, LIMIT_MAX)  # no space has more tuples
+    if not limit or _is_after_nothing(txn, index, iterator, values):
+        return []
+    if space.definition.engine == "sysview":
+        return [raw for _, raw in islice(sysview.scan(txn, space, index, span), offset, offset + limit)]
+    return txn.collect(index, span, offset, limit)
 
 
 def count(txn: BoxTransaction, space: EngineSpace, index_id: int, *, iterator: int = EQ, key: bytes = EMPTY_KEY) -> int:
@@ -95,7 +91,8 @@ def count(txn: BoxTransaction, space: EngineSpace, index_id: int, *, iterator: i
         return len(select(txn, space, index_id, iterator=iterator, key=key))
     if _is_point(index, iterator, values):
         return int(txn.find(index, index.key.exact(values)) is not None)
-    return txn.count(index, _span(space, index, iterator, values))
+    span = _span(space, index, iterator, values)
+    return 0 if _is_after_nothing(txn, index, iterator, values) else txn.count(index, span)
 
 
 def get(txn: BoxTransaction, space: EngineSpace, index_id: int, key: bytes) -> bytes | None:
@@ -339,6 +336,11 @@ def _is_point(index: EngineIndex, iterator: int, values: Any) -> bool:
     )
 
 
+def _is_after_nothing(txn: BoxTransaction, index: EngineIndex, iterator: int, values: Values) -> bool:
+    """Return True for GT in a HASH index that does not have the key: no tuple comes after it."""
+    return iterator == GT and bool(values) and not index.is_ordered and txn.find(index, index.key.exact(values)) is None
+
+
 def _span(space: EngineSpace, index: EngineIndex, iterator: int, values: Values) -> Span:
     _check_served(space, index)
     if iterator <= GT and (index.is_ordered or iterator in _OF_HASH):
@@ -372,12 +374,6 @@ def _behind(index: EngineIndex, span: Span, position: bytes) -> Span:
     if span.reverse:
         return Span(span.low, entry, True)
     return Span(successor(entry), span.high, False)
-
-
-def _visible(txn: BoxTransaction, space: EngineSpace, index: EngineIndex, span: Span) -> Any:
-    if space.definition.engine != "sysview":
-        return txn.scan(index, span)
-    return sysview.scan(txn, space, index, span)
 
 
 def _find_visible(txn: BoxTransaction, space: EngineSpace, index: EngineIndex, key: Key) -> bytes | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
 from flowstone.box.ddl.alter import on_change
@@ -101,14 +102,18 @@ class BoxTransaction:
         return self.box.space(space)
 
     def find(self, index: EngineIndex, key: Key) -> bytes | None:
-        return index.map.get(key)
+        return index.get(key)
 
     def find_to_replace(self, space: EngineSpace, index: EngineIndex, key: Key) -> bytes | None:
         """Same as `find`, for statements that overwrite the tuple without reading it."""
-        return index.map.get(key)
+        return index.get(key)
 
     def scan(self, index: EngineIndex, span: Span) -> Iterator[tuple[Key, bytes]]:
         return index.scan(span)
+
+    def collect(self, index: EngineIndex, span: Span, offset: int, limit: int) -> list[bytes]:
+        """Return up to `limit` tuples of `span`, without the first `offset` ones."""
+        return index.entries.collect(*span, offset, limit)
 
     def count(self, index: EngineIndex, span: Span) -> int:
         return index.count(span)
@@ -316,14 +321,17 @@ class InteractiveTransaction(BoxTransaction):
         source = self._opened().source(index)
         writes = self._writes.get(index)
         if writes is not None:
-            source = Layer(source, writes, self._orders.get(index))
+            source = Layer(source, writes, self._orders[index])
         spans = self._spans_read.setdefault(index, [])
         place = len(spans)
         spans.append(Span(span.low, span.low, False) if span.low is not None else span)
         for key, value in source.scan(span):
-            spans[place] = _covered(span, key) if index.is_ordered else WHOLE
+            spans[place] = _covered(span, key)
             yield key, value
-        spans[place] = span if index.is_ordered else WHOLE
+        spans[place] = span
+
+    def collect(self, index: EngineIndex, span: Span, offset: int, limit: int) -> list[bytes]:
+        return [raw for _, raw in islice(self.scan(index, span), offset, offset + limit)]
 
     def count(self, index: EngineIndex, span: Span) -> int:
         return sum(1 for _ in self.scan(index, span))
@@ -342,9 +350,8 @@ class InteractiveTransaction(BoxTransaction):
         writes = self._writes.get(index)
         if writes is None:
             writes = self._writes[index] = {}
-            if index.is_ordered:
-                self._orders[index] = KeyOrder(writes)
-        self._undo.append(_Overlay(writes, self._orders.get(index), key))
+            self._orders[index] = KeyOrder(writes)
+        self._undo.append(_Overlay(writes, self._orders[index], key))
         writes[key] = value
 
     def write(
@@ -424,7 +431,7 @@ class InteractiveTransaction(BoxTransaction):
             keys, spans = self._keys_read.get(index, {}), Spans(self._spans_read.get(index, []))
             for key, value in before.items():
                 # A change that has been reverted, for example after a failed log write, is no conflict.
-                if (key in keys or key in spans) and index.map.get(key) != value:
+                if (key in keys or key in spans) and index.get(key) != value:
                     raise conflict()
 
     def rollback(self) -> None:
@@ -453,7 +460,7 @@ class _Overlay:
 
     __slots__ = ("_before", "_key", "_order", "_was_there", "_writes")
 
-    def __init__(self, writes: Changes, order: KeyOrder | None, key: Key) -> None:
+    def __init__(self, writes: Changes, order: KeyOrder, key: Key) -> None:
         self._writes = writes
         self._order = order
         self._key = key
@@ -465,8 +472,7 @@ class _Overlay:
             self._writes[self._key] = self._before
         else:
             del self._writes[self._key]
-            if self._order is not None:
-                self._order.remove(self._key)
+            self._order.remove(self._key)
 
 
 def _covered(span: Span, last: Key) -> Span:

@@ -61,7 +61,7 @@ class SingleStatements:
             if type(values) is not tuple:
                 return None
             if kind == SELECT:
-                found = lane.primary.map.get(lane.primary.key.exact(values))
+                found = lane.primary.get(lane.primary.key.exact(values))
                 self._counters.operations[SELECT] += 1
                 return encode_data(sync, self._box.schema_version, () if found is None else (found,), self._wide)
             if takes_writes(lane) and not self._box.is_read_only and self._commits.is_quiet:
@@ -79,7 +79,7 @@ class SingleStatements:
                 return None
             lane.space.format.check(content, values)
             key, new = primary.key.entries(values)[0], content
-            if kind == INSERT and key in primary.map:
+            if kind == INSERT and key in primary.entries:
                 return None
         old = primary.set(key, new)
         self._commits.queue.note_async_commit()

@@ -18,7 +18,7 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
 from flowstone.node.instance import Instance
 from flowstone.node.upstream.row_applier import Applying
-from flowstone.node.wal.recovery import RecoveredBox, replica_id_of, replicaset_uuid_of, sort_indexes
+from flowstone.node.wal.recovery import RecoveredBox, replica_id_of, replicaset_uuid_of
 from flowstone.node.wal.replay import OF_A_PEER, Replay
 from flowstone.replication.limbo.control_rows import RaftState, decode_control
 from flowstone.replication.membership.membership import expelled
@@ -170,7 +170,6 @@ class NodeSink:
             replay.start_logs(self._start_vclock)
         replay.rewind()  # the subscription brings pending transactions again
         box.is_recovering = False
-        sort_indexes(box)
         # The data is complete only now: until this point a failure leaves the instance without data, and it joins
         # again.
         await self._adopt(self._recovered(replay))

@@ -49,7 +49,7 @@ class Replicated(BoxTransaction):
         if len(space.served) == 1:
             self._set(index, key, raw)
             return
-        old = index.map.get(key)
+        old = index.get(key)
         if old is not None or raw is not None:
             self.write(space, old, raw, None, None if raw is None else unpack(raw))
 
@@ -165,7 +165,7 @@ class PlainRows:
         effect = Replicated(self._box)
         try:
             for must_be_new, lane, key, raw in steps:
-                if must_be_new and key in lane.primary.map:
+                if must_be_new and key in lane.primary.entries:
                     raise lane.space.duplicate(lane.primary)
                 effect.put(lane.space, lane.primary, key, raw)
         except FlowstoneError:
@@ -199,7 +199,7 @@ def _alone(steps: Sequence[Step]) -> BulkWrite | None:
         if index is not place:
             place, keys, olds = index, [], []
             written.add(index, keys, olds)
-        if must_be_new and key in index.map:
+        if must_be_new and key in index.entries:
             written.rollback()
             return None
         keys.append(key)

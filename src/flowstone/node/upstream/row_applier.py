@@ -320,7 +320,7 @@ class Applying:
         entries: list[LimboEntry[Waiter]] = []
         for (must_be_new, lane, key, raw), lsn, has_flag in zip(steps, lsns, is_flagged, strict=True):
             index = lane.primary
-            if must_be_new and key in index.map:
+            if must_be_new and key in index.entries:
                 break
             is_synchronous = has_flag or lane.space.definition.is_sync
             effect = SingleWrite(index, key, raw)

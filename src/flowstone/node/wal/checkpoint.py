@@ -20,7 +20,6 @@ from flowstone.box.system import FIRST_USER_SPACE_ID, SEQUENCE_DATA_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
-from flowstone.node.index_sorter import settle_indexes
 from flowstone.node.synchro.limbo_driver import LimboDriver
 from flowstone.node.wal.gc import GarbageCollector
 from flowstone.node.wal.journal import Journal
@@ -92,26 +91,24 @@ class Checkpointer:
         self._timer: asyncio.Task[None] | None = None
         self._by_size: asyncio.Task[None] | None = None
         self._deletion: asyncio.Task[None] | None = None
-        self._settling: asyncio.Task[None] | None = None
 
     # --- lifecycle ---
 
     def start(self) -> None:
-        """Start periodic and size-triggered checkpoints, and the task that keeps the indexes sorted for them."""
+        """Start periodic and size-triggered checkpoints."""
         self._journal.on_size = self._log_has_grown
         self._watch_size()
         self._schedule()
-        self._settling = asyncio.get_running_loop().create_task(settle_indexes(self._outside, self._box))
 
     async def stop(self) -> None:
         """Stop these tasks, and abandon a checkpoint that they have started."""
         self._journal.on_size = None
-        for task in (self._timer, self._by_size, self._deletion, self._settling):
+        for task in (self._timer, self._by_size, self._deletion):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        self._timer = self._by_size = self._deletion = self._settling = None
+        self._timer = self._by_size = self._deletion = None
 
     def reconfigure(
         self,

@@ -153,7 +153,6 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
             last = await _read_logs(outside, directory, snapshot, replay, force, report)
     finally:
         box.is_recovering = False
-    sort_indexes(box)
     replay.synchro.pending = replay.pending
     instance_uuid = UUID(snapshot.meta.instance_uuid)
     return RecoveredBox(
@@ -341,13 +340,6 @@ def _gap(listed: ListedFile, have: VClock) -> LogGap:
     need = VClock(listed.meta.vclock)
     missing = [(number, have.get(number) + 1, lsn) for number, lsn in need if lsn > have.get(number)]
     return LogGap(listed.path, have.to_mapping(), need.to_mapping(), missing)
-
-
-def sort_indexes(box: Box) -> None:
-    """Sort all indexes now, so that the first range read of a client does not have to."""
-    for space in box.spaces.values():
-        for index in space.served:
-            index.settle()
 
 
 def _version(text: str) -> tuple[int, int, int] | None:
