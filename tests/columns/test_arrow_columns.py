@@ -327,6 +327,17 @@ def typed(column: Column, value: bytes, options: ColumnOptions = ColumnOptions()
     )
 
 
+def test_dates_are_days_since_1970() -> None:
+    days = {-719_162: "0001-01-01", -1: "1969-12-31", 0: "1970-01-01", 2_932_896: "9999-12-31"}
+    for number, text in days.items():
+        assert str(typed(Column("day", "date"), msgpack.pack(number))) == text
+
+
+def test_decimal_field_can_name_its_digits() -> None:
+    assert typed(Column("price", "decimal(10,2)"), msgpack.pack(Decimal("1.5"))) == Decimal("1.50")
+    assert TypedDecoder([Column("price", "decimal(10,2)")]).schema.field("price").type == pa.decimal128(10, 2)
+
+
 ABOVE = msgpack.pack(2**63)
 
 
@@ -546,6 +557,10 @@ MISFITS: list[tuple[str, bytes, ColumnOptions, str, str]] = [
     ("decimal", msgpack.pack("1.5"), ColumnOptions(decimal_scale=4), "wrong_type", '"1.5"'),
     ("decimal", msgpack.pack("1.5"), ColumnOptions(), "wrong_type", '"1.5"'),
     ("number", msgpack.pack(True), ColumnOptions(), "wrong_type", "true"),
+    ("date", msgpack.pack(2_932_897), ColumnOptions(), "out_of_range", "2932897"),
+    ("date", msgpack.pack(-(2**63)), ColumnOptions(), "out_of_range", ""),
+    ("date", msgpack.pack("x"), ColumnOptions(), "wrong_type", '"x"'),
+    ("decimal(3,1)", msgpack.pack(Decimal("123.4")), ColumnOptions(), "too_precise", '"123.4"'),
     ("number", b"\xd5\x01\x00\x00", ColumnOptions(), "wrong_type", ""),
 ]
 """Field type, value, options, reason, and the value as text ("" if the test does not compare it)."""

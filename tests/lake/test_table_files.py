@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowstone.iproto.msgpack import pack
 from flowstone.lake import table_files as lake_files
 from flowstone.lake.table_files import (
     RANGE_BYTES,
@@ -86,6 +87,17 @@ def test_statistics_bound_the_contents_of_a_file(tmp_path: Path) -> None:
     assert said["minValues"]["_valid_from"] == "2026-01-01T00:00:00.001Z"
     assert said["maxValues"]["_valid_from"] == "2026-01-01T00:00:00.002Z"
     assert not {"number", "_key", "_tuple"} & {*said["minValues"]}
+
+
+def test_statistics_leave_out_bounds_that_no_reader_can_represent(tmp_path: Path) -> None:
+    definition = space(("id", "unsigned"), ("at", "datetime"))
+    last = datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
+    filled = LakeSchema(definition).rows(
+        pa.array([b"a", b"b"]), pa.array([pack([1, last]), pack([2, datetime(2026, 1, 1, tzinfo=UTC)])])
+    )
+    said = json.loads(TableFiles(str(tmp_path)).write(filled).statistics)
+    assert said["minValues"]["at"] == "2026-01-01T00:00:00.000Z"
+    assert "at" not in said["maxValues"]
 
 
 def test_look_ups_open_only_files_whose_range_contains_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,8 @@ def text_array(values: Sequence[str]) -> pa.Array:
 
 TYPE_NAMES = text_array([type_name(code) for code in range(129)])
 INT32_MAX = 2**31 - 1
+DAYS_MIN, DAYS_MAX = -719_162, 2_932_896
+"""The days from 1970-01-01 to the dates that all readers have: 0001-01-01 to 9999-12-31."""
 MOMENT = pa.timestamp("us", tz="UTC")
 
 _HEADER_FIELDS: tuple[tuple[str, pa.DataType, bool], ...] = (
@@ -284,6 +286,16 @@ def _double_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
     if wrong:
         raise _Misfit(wrong, limits.WRONG_TYPE)
     return _fixed(pa.float64(), out, valid, nulls)
+
+
+def _date_values(buf: Bytes, starts: Starts, options: ColumnOptions) -> pa.Array:
+    """Return days since 1970-01-01 as dates."""
+    days = _int_values(buf, starts, options)
+    found = days.fill_null(0).to_numpy()
+    wrong = np.flatnonzero((found < DAYS_MIN) | (found > DAYS_MAX)).tolist()
+    if wrong:
+        raise _Misfit(wrong, limits.OUT_OF_RANGE)
+    return days.cast(pa.int32()).view(pa.date32())
 
 
 def _bool_values(buf: Bytes, starts: Starts, _: ColumnOptions) -> pa.Array:
@@ -526,6 +538,7 @@ _PLAIN: dict[str, tuple[pa.DataType, _Decode]] = {
     "boolean": (pa.bool_(), _bool_values),
     "uuid": (pa.string(), _uuid_values),
     "datetime": (MOMENT, _datetime_values),
+    "date": (pa.date32(), _date_values),
 }
 
 
@@ -536,6 +549,8 @@ def _decoding_of(kind: str, options: ColumnOptions) -> tuple[pa.DataType, _Decod
         return _UNSIGNED[options.unsigned_as]  # integer fields hold numbers up to 2^64-1 too
     if kind == "string" and options.strings_as == "binary":
         return _PLAIN["varbinary"]
+    if kind.startswith("decimal("):
+        return _declared_decoding(ColumnType.parse(kind), "decimal")
     if kind.startswith("decimal"):
         if options.decimal_scale is None:
             return pa.string(), _decimal_text

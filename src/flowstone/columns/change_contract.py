@@ -469,6 +469,7 @@ _SPARK_TYPES: Final = {
     pa.int64(): "BIGINT",
     pa.float64(): "DOUBLE",
     MOMENT: "TIMESTAMP",
+    pa.date32(): "DATE",
 }
 
 

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -288,8 +289,10 @@ def statistics_json(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
         nulls[each.name] = sum(one.null_count for one in found)
         bounded = [one for one in found if one.has_min_max]
         if bounded and (pa.types.is_integer(each.type) or pa.types.is_timestamp(each.type)):
-            least[each.name] = _bound(min(one.min for one in bounded), up=False)
-            greatest[each.name] = _bound(max(one.max for one in bounded), up=True)
+            with suppress(OverflowError):  # outside of Python's years; a missing bound skips no file
+                least[each.name] = _bound(min(one.min for one in bounded), up=False)
+            with suppress(OverflowError):
+                greatest[each.name] = _bound(max(one.max for one in bounded), up=True)
         elif bounded and pa.types.is_string(each.type):
             lower, upper = min(one.min for one in bounded), max(one.max for one in bounded)
             least[each.name] = lower[:TEXT_STATISTICS_SIZE]

@@ -13,7 +13,14 @@ import pytest
 from flowstone.limestone.format.entries import Entry, encode, put, remove
 from flowstone.limestone.format.entry_table import TABLE_ROWS
 from flowstone.limestone.format.entry_table_kernels import walk_table
-from flowstone.spark.index.limestone_kernels import BLOB_ROOM, TUPLE_ROOM, entry_tuples, key_shares
+from flowstone.spark.index.limestone_kernels import (
+    BLOB_ROOM,
+    HEAD_ROOM,
+    TUPLE_ROOM,
+    entry_tuples,
+    join_fields,
+    key_shares,
+)
 from tests.native.twins import twin
 from tests.spark.limestone_directories import version
 
@@ -71,3 +78,20 @@ def test_equal_keys_have_the_same_share(bodies: Any) -> None:
     assert (shares[:400] == shares[400:]).all()
     assert set(shares.tolist()) == {0, 1, 2}
     assert np.bincount(shares[:400]).min() > 80
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 300])
+def test_fields_are_joined_to_tuples(bodies: Callable[..., Any], count: int) -> None:
+    rows = 3
+    pieces = [[msgpack.packb([field, "x" * row]) for row in range(rows)] for field in range(count)]
+    data = np.frombuffer(b"".join(b"".join(column) for column in pieces), np.uint8)
+    edges = np.zeros((count, rows + 1), np.int64)
+    at = 0
+    for field, column in enumerate(pieces):
+        edges[field] = at + np.cumsum([0, *map(len, column)])
+        at = int(edges[field, -1])
+    out, ends = np.zeros(len(data) + HEAD_ROOM * rows, np.uint8), np.zeros(rows, np.int64)
+    size = bodies(join_fields)(data, edges, out, ends)
+    found = [msgpack.unpackb(out[start:end].tobytes()) for start, end in pairwise([0, *ends.tolist()])]
+    assert size == ends[-1]
+    assert found == [[[field, "x" * row] for field in range(count)] for row in range(rows)]

@@ -212,6 +212,12 @@ def mirror(
         str | None,
         typer.Option("--catalog", metavar="SCHEMA", help="Register the tables in this schema of Spark's catalog."),
     ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Mirror Tsurugi's tables as storages, with raw keys and values, instead of typed columns."
+        ),
+    ] = False,
     username: Annotated[
         str | None, typer.Option("--username", "-u", help=f"User to replicate as. Default: {USERNAME_VARIABLE}.")
     ] = None,
@@ -268,6 +274,7 @@ def mirror(
             transport=transport,
             transport_address=transport_address,
             catalog=catalog,
+            raw=raw,
             username=username,
             password=password,
             master=master,

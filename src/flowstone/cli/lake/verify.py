@@ -79,6 +79,9 @@ def verify(
             "--storage-option", metavar="NAME=VALUE", help="Option for a lake in object storage, as in deltalake."
         ),
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Compare Tsurugi's tables as storages, with raw keys and values.")
+    ] = False,
     master: Annotated[str, typer.Option("--master", metavar="URL", help="Spark master.")] = "local[*]",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object (docs/reference/verify.md).")
@@ -93,7 +96,7 @@ def verify(
     line = Line()
     try:
         extras.need("spark", "flowstone verify")
-        report = _verified(a, b, spaces, system, at, wait, limit, username, password, storage, master, line)
+        report = _verified(a, b, spaces, system, at, wait, limit, username, password, storage, raw, master, line)
     except FlowstoneError as error:
         say(f"flowstone: {error}")
         return TROUBLE
@@ -127,6 +130,7 @@ def _verified(
     username: str | None,
     password: str | None,
     storage: list[str] | None,
+    raw: bool,
     master: str,
     line: Line,
 ) -> VerifyReport:
@@ -148,6 +152,7 @@ def _verified(
                 password=password,
                 storage_options=dict(_setting(each) for each in storage or ()),
                 mask_salt=os.environ.get(SALT_VARIABLE),
+                raw=raw,
                 master=master,
                 on_step=line.tell,
             )

@@ -27,6 +27,9 @@ OFFSET_MAX: Final = (1 << 31) - 1
 SECONDS_MAX: Final = INT64_MAX // 1_000_000 - 1
 """The largest number of seconds that fits a timestamp in microseconds."""
 
+EXACT_POINT: Final = pa.struct([pa.field("seconds", pa.int64()), pa.field("nanoseconds", pa.int64())])
+"""The type of timestamps in exact columns: seconds since 1970, and nanoseconds after them."""
+
 _MOMENT: Final = pa.timestamp("us")
 _ARROW: Final = {
     TypeName.BOOLEAN: pa.bool_(),
@@ -46,6 +49,7 @@ _ARROW: Final = {
     TypeName.BLOB: pa.int64(),
     TypeName.CLOB: pa.int64(),
 }
+_POINTS: Final = (TypeName.TIMESTAMP, TypeName.TIMESTAMP_WITH_ZONE)
 _RANGES: Final = {
     TypeName.BOOLEAN: (0, 1),
     TypeName.INT1: (-(1 << 7), (1 << 7) - 1),
@@ -96,20 +100,25 @@ class RowColumns:
     """Decoder for the rows of one table.
 
     `partial`: entries may be removals, of which only the primary key is known, so every column is nullable.
+    `exact`: timestamps are of type EXACT_POINT, which has every value that Tsurugi has.
     """
 
-    def __init__(self, table: SqlTable, *, partial: bool = False) -> None:
+    def __init__(self, table: SqlTable, *, partial: bool = False, exact: bool = False) -> None:
         self.table = table
         self._is_partial = partial
+        self._is_exact = exact
 
     @cached_property
     def schema(self) -> pa.Schema:
         return pa.schema(
             [
-                pa.field(each.name, arrow_type(each.type), self._is_partial or each.is_nullable)
+                pa.field(each.name, self._arrow_type(each.type), self._is_partial or each.is_nullable)
                 for each in self.table.columns
             ]
         )
+
+    def _arrow_type(self, kind: SqlType) -> pa.DataType:
+        return EXACT_POINT if self._is_exact and kind.name in _POINTS else arrow_type(kind)
 
     def decode(self, spans: RowSpans) -> DecodedRows:
         """Return the rows of entries, in order."""
@@ -121,7 +130,7 @@ class RowColumns:
         kernels.split_rows(spans.buf, spans.key_at, spans.key_end, keys, begins, finishes, bad)
         kernels.split_rows(spans.buf, spans.value_at, spans.value_end, values, begins, finishes, bad)
         arrays = [
-            _column(each.type, mask, _Field(spans.buf, begins[place], finishes[place], bad))
+            _column(each.type, mask, _Field(spans.buf, begins[place], finishes[place], bad, self._is_exact))
             for place, (each, mask) in enumerate(zip(self.table.columns, self._masks, strict=True))
         ]
         unfit = np.flatnonzero(bad)
@@ -195,6 +204,7 @@ class _Field:
     begins: Cells
     finishes: Cells
     bad: Bytes
+    is_exact: bool
 
     def room(self, dtype: Any, width: int = 1) -> tuple[Any, Bytes]:
         """Return arrays for values and for flags of validity."""
@@ -257,6 +267,9 @@ def _points(kind: SqlType, mask: int, field: _Field) -> pa.Array:
     seconds, valid = field.room(np.int64)
     nanoseconds: Cells = np.empty(len(seconds), np.int64)
     nulls = kernels.point_column(field.buf, field.begins, mask, seconds, nanoseconds, valid, field.bad)
+    if field.is_exact:
+        parts = [pa.array(seconds), pa.array(nanoseconds)]
+        return pa.Array.from_buffers(EXACT_POINT, len(valid), [_bitmap(valid, nulls)], nulls, children=parts)
     too_far = (seconds > SECONDS_MAX) | (seconds < -SECONDS_MAX)
     if too_far.any():
         field.bad[too_far] = 1

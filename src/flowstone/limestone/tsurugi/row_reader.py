@@ -94,6 +94,11 @@ class _Fields:
         except BadRow as error:
             raise BadRow(f"column {column.name!r}, byte {start}: {error.message}") from None
 
+    @property
+    def left(self) -> bytes:
+        """The bytes that are not read yet."""
+        return self._data[self._at :]
+
     def end(self, what: str) -> None:
         """Raise BadRow unless all bytes are read."""
         left = len(self._data) - self._at
@@ -228,6 +233,36 @@ def read_row(table: SqlTable, key: bytes, value: bytes) -> tuple[Value, ...]:
     _place(row, table.values, [fields.field(table.columns[place], is_inverted=True) for place in table.values])
     fields.end("value")
     return tuple(row)
+
+
+class Undecoded(NamedTuple):
+    """The bytes from the first field on that does not fit its column."""
+
+    data: bytes
+
+
+def salvage_row(table: SqlTable, key: bytes, value: bytes | None) -> list[Value | Undecoded]:
+    """Return the columns of a row that does not fit its table, as far as they can be decoded; then `Undecoded`, None.
+
+    Bytes after the last column are a further element. A value of None is a removed row.
+    """
+    row: list[Value | Undecoded] = [None] * len(table.columns)
+    parts = [(key, [(part.column, part.is_descending) for part in table.keys])]
+    if value is not None:
+        parts.append((value, [(place, True) for place in table.values]))
+    for data, columns in parts:
+        fields = _Fields(data)
+        for place, is_inverted in columns:
+            before = fields.left
+            try:
+                row[place] = fields.field(table.columns[place], is_inverted=is_inverted)
+            except BadRow:
+                row[place] = Undecoded(before)
+                break
+        else:
+            if fields.left:
+                row.append(Undecoded(fields.left))
+    return row
 
 
 def _place(row: list[Value], places: Sequence[int], values: Sequence[Value]) -> None:

@@ -8,7 +8,7 @@ late, with a lower version than one in the lake; therefore entries of earlier ep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,7 @@ from flowstone.spark.index.limestone_index import SLICE_SIZE, LimestoneIndex, Pi
 from flowstone.spark.index.limestone_pieces import Version
 from flowstone.spark.index.limestone_spaces import sort_key_column, tuple_column
 from flowstone.spark.index.limestone_walk import EntryChunk
+from flowstone.spark.index.tsurugi_tuples import TableTuples
 from flowstone.spark.sources.limestone.entry_columns import newest, of_storages, place_column
 from flowstone.spark.sources.limestone.entry_reader import chunks_of, counted, points, surviving
 from flowstone.spark.worker_errors import clear_errors
@@ -52,27 +53,42 @@ PARTITION_SIZE: Final = 64 << 20
 """Bytes of log that one task folds."""
 
 
+Typed = Mapping[int, TableTuples]
+
+
 @dataclass(frozen=True)
 class EntrySelection:
-    """Selects entries after epoch `start` up to `end`, of `storages` if given, that no clear in `clears` made void."""
+    """Selects entries after epoch `start` up to `end`, of `storages` if given, that no clear in `clears` made void.
+
+    `typed` encodes the entries of typed tables, by storage id; entries of other storages are raw.
+    """
 
     start: int
     end: int
     clears: Mapping[int, Version]
     storages: tuple[int, ...] | None = None
+    typed: Typed = field(default_factory=dict)
 
     def rows(self, disk: Disk, part: PieceSlice) -> Iterator[pa.RecordBatch]:
         for chunk in chunks_of(disk, part):
             chosen = points(chunk, counted(chunk, self.start, min(self.end, part.limit)))
             chosen = of_storages(chunk, chosen, self.storages)
             chosen = surviving(chunk, chosen, self.clears, is_compacted=part.is_compacted)
-            if len(chosen):
-                yield _batch(chunk, chosen, part)
+            if not len(chosen):
+                continue
+            present = np.unique(chunk.table[STORAGE_ID, chosen]).tolist()
+            raw = [each for each in present if each not in self.typed]
+            if raw:
+                rows = of_storages(chunk, chosen, raw)
+                tuples = tuple_column(chunk, rows)
+                yield _batch(chunk, rows, part, tuples, sort_key_column(tuples))
+            for storage_id in present:
+                if storage_id in self.typed:
+                    rows = of_storages(chunk, chosen, (storage_id,))
+                    yield _batch(chunk, rows, part, *self.typed[storage_id].encode(chunk, rows))
 
 
-def _batch(chunk: EntryChunk, rows: Any, part: PieceSlice) -> pa.RecordBatch:
-    tuples = tuple_column(chunk, rows)
-    keys = sort_key_column(tuples)
+def _batch(chunk: EntryChunk, rows: Any, part: PieceSlice, tuples: pa.Array, keys: pa.Array) -> pa.RecordBatch:
     is_gone = chunk.table[TYPE, rows] == np.uint64(EntryType.REMOVE)
     if is_gone.any():
         tuples = pc.if_else(pa.array(is_gone), pa.scalar(None, pa.binary()), tuples)
@@ -131,19 +147,28 @@ def partitions(spark: SparkSession, size: int) -> int:
 
 
 def state_work(
-    spark: SparkSession, index: LimestoneIndex, epoch: int, storages: tuple[int, ...] | None = None
+    spark: SparkSession,
+    index: LimestoneIndex,
+    epoch: int,
+    storages: tuple[int, ...] | None = None,
+    typed: Typed | None = None,
 ) -> list[tuple[PieceSlice, EntrySelection]]:
     """Return all slices that make up the state at an epoch."""
     size = slice_size(spark, sum(part.size for part in index.state_slices(epoch)))
-    reading = EntrySelection(-1, epoch, index.clears(epoch, with_detached=epoch < index.horizon), storages)
+    clears = index.clears(epoch, with_detached=epoch < index.horizon)
+    reading = EntrySelection(-1, epoch, clears, storages, typed or {})
     return [(part, reading) for part in index.state_slices(epoch, size=size)]
 
 
 def state_frame(
-    spark: SparkSession, index: LimestoneIndex, epoch: int, storages: tuple[int, ...] | None = None
+    spark: SparkSession,
+    index: LimestoneIndex,
+    epoch: int,
+    storages: tuple[int, ...] | None = None,
+    typed: Typed | None = None,
 ) -> DataFrame:
     """Return the state at a durable epoch, with the columns of STATE."""
-    work = state_work(spark, index, epoch, storages)
+    work = state_work(spark, index, epoch, storages, typed)
     count = partitions(spark, sum(part.size for part, _ in work))
     return rows_frame(spark, work).repartition(count, *KEYS).mapInArrow(fold_state, spark_ddl(STATE))
 
@@ -163,10 +188,12 @@ def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 # --- batches of a mirror ------------------------------------------------------------------------------------------
 
 
-def batch_work(index: LimestoneIndex, start: int, end: int, storages: tuple[int, ...], size: int) -> Work:
+def batch_work(
+    index: LimestoneIndex, start: int, end: int, storages: tuple[int, ...], size: int, typed: Typed | None = None
+) -> Work:
     """Return the entries of a batch, and the entries of earlier epochs that may win against them."""
     clears = index.clears(end, with_detached=start < index.horizon)
-    changed, rivals = EntrySelection(start, end, clears, storages), EntrySelection(-1, start, clears, storages)
+    changed, rivals = (EntrySelection(*bounds, clears, storages, typed or {}) for bounds in ((start, end), (-1, start)))
     found = [(part, changed) for part in index.slices(start, end, size=size)]
     return [*found, *((part, rivals) for part in index.rivals(start, end, size=size))]
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.format import catalog, epoch_file, manifest, names
 from flowstone.limestone.format.catalog import Catalog
+from flowstone.limestone.tsurugi.sql_schema import SqlSchema, read_schema
 from flowstone.outside.disk import Disk
 from flowstone.spark.index.limestone_pieces import NO_LIMIT, SMALL_PIECE, EntryPiece, PieceFile, Version, Walk
 from flowstone.spark.index.limestone_walk import EntrySession
@@ -263,6 +264,23 @@ class LimestoneIndex:
             for known in (each.storages, each.tail_storages):
                 found |= {storage_id for storage_id, first in known.items() if first <= epoch}
         return sorted(found)
+
+    def sql_schema(self, epoch: int) -> SqlSchema:
+        """Return Tsurugi's tables at an epoch; none if another program wrote the log."""
+        newest: dict[bytes, bytes | None] = {}
+        if self._compacted is not None and epoch >= self.horizon:
+            newest |= {each.key: each.value for each in self._compacted.definitions}
+        wanted = self.input_names(epoch)
+        found = [each for file in self._logs if file.name in wanted for each in file.all_definitions]
+        for each in sorted(found, key=lambda each: each.version):
+            if each.epoch <= epoch:
+                newest[each.key] = each.value
+        return read_schema(tuple(value for value in newest.values() if value is not None))
+
+    def definition_epoch(self, start: int) -> int | None:
+        """Return the first epoch after `start` that defines, alters or drops one of Tsurugi's tables."""
+        epochs = (each.epoch for file in self._logs for each in file.all_definitions if each.epoch <= file.limit)
+        return min((epoch for epoch in epochs if start < epoch <= self.durable), default=None)
 
     def input_names(self, epoch: int) -> list[str]:
         """Return the log files that, with the compacted one, make up the state at an epoch."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 import cython
 
 if not cython.compiled:  # compiled, the .pxd provides these
+    import numpy as np
+    from numpy.typing import NDArray
+
     from flowstone.iproto.scan import Bytes, Cells
     from flowstone.limestone.format.entry_table import (
         BLOB_COUNT,
@@ -28,6 +31,11 @@ if not cython.compiled:  # compiled, the .pxd provides these
     """Upper limit of a tuple's bytes besides its key, its value and its blobs."""
 
     BLOB_ROOM = 9
+
+    HEAD_ROOM = 3
+    """Upper limit of the bytes before the fields of a tuple."""
+
+    Edges = NDArray[np.int64]
 
 MIX = 0x9E37_79B9_7F4A_7C15
 
@@ -73,6 +81,26 @@ def entry_tuples(buf: Bytes, table: Table, rows: Cells, out: Bytes, ends: Cells)
             for blob in range(count):
                 at = put_uint(written, at, signed(little64(data, value_end + 4 + 8 * blob)))
             ends[place] = at
+    return at
+
+
+def join_fields(data: Bytes, edges: Edges, out: Bytes, ends: Cells) -> int:
+    """Build tuples from encoded fields; return their total size.
+
+    Field f of row i is at `edges[f, i]` to `edges[f, i + 1]`. `ends` receives the end offset of each tuple. `out` has
+    HEAD_ROOM bytes per row and the size of the fields.
+    """
+    pieces, tuples, at = source(data), target(out), 0
+    fields, count = edges.shape[0], edges.shape[1] - 1
+    with cython.nogil:
+        for row in range(count):
+            at = poke(tuples, at, 0x90 | fields if fields < 16 else 0xDC)
+            if fields >= 16:
+                at = put_big(tuples, at, fields, 2)
+            for field in range(fields):
+                start = edges[field, row]
+                at = copy(tuples, at, pieces, start, edges[field, row + 1] - start)
+            ends[row] = at
     return at
 
 

@@ -18,7 +18,21 @@ from flowstone.columns.arrow_columns import span_column
 from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.format import names
 from flowstone.limestone.format.entries import EntryType
-from flowstone.limestone.format.entry_table import AT, BLOB_COUNT, END, MAJOR, MINOR, OTHER, STORAGE_ID, TYPE, VALUE_END
+from flowstone.limestone.format.entry_table import (
+    AT,
+    BLOB_COUNT,
+    END,
+    KEY_AT,
+    KEY_END,
+    MAJOR,
+    MINOR,
+    OTHER,
+    STORAGE_ID,
+    TYPE,
+    VALUE_AT,
+    VALUE_END,
+)
+from flowstone.limestone.tsurugi.definitions import METADATA_STORAGE
 from flowstone.spark.index.limestone_walk import OUTSIDE, VALID, VOID, EntryChunk, EntrySession, walk
 
 SMALL_PIECE: Final = 1 << 20
@@ -29,6 +43,7 @@ NO_LIMIT: Final = (1 << 63) - 1
 Version = tuple[int, int]
 ReadAt = Callable[[int, int], bytes]
 EMPTYING: Final = (EntryType.CLEAR_STORAGE, EntryType.REMOVE_STORAGE)
+POINTS: Final = (EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB, EntryType.REMOVE)
 
 
 class Clear(NamedTuple):
@@ -37,6 +52,15 @@ class Clear(NamedTuple):
     epoch: int
     storage_id: int
     version: Version
+
+
+class Definition(NamedTuple):
+    """An entry of Tsurugi's metadata storage; `value` is None if it removes the definition of its key."""
+
+    epoch: int
+    version: Version
+    key: bytes
+    value: bytes | None
 
 
 @dataclass(frozen=True)
@@ -86,6 +110,8 @@ class PieceFile:
     tail_clears: dict[Clear, None] = field(default_factory=dict)
     storages: dict[int, int] = field(default_factory=dict)
     tail_storages: dict[int, int] = field(default_factory=dict)
+    definitions: dict[Definition, None] = field(default_factory=dict)
+    tail_definitions: dict[Definition, None] = field(default_factory=dict)
     head: bytes = b""
     size: int = 0
     changed_at: int = 0
@@ -103,6 +129,10 @@ class PieceFile:
 
     def pieces_between(self, start: int, end: int) -> list[EntryPiece]:
         return [piece for piece in self.pieces if piece.is_between(start, min(end, self.limit))]
+
+    @property
+    def all_definitions(self) -> list[Definition]:
+        return [*self.definitions, *self.tail_definitions]
 
     @property
     def oldest(self) -> int | None:
@@ -143,7 +173,7 @@ class Walk:
 
     def run(self, read_at: ReadAt, size: int) -> None:
         file = self._file
-        file.tail, file.tail_clears, file.tail_storages = [], {}, {}
+        file.tail, file.tail_clears, file.tail_storages, file.tail_definitions = [], {}, {}, {}
         start, session = file.take_last_small()
         is_sound = True
         for chunk in walk(read_at, start, size, session, self._path):
@@ -199,6 +229,8 @@ class Walk:
         for row in rows[np.isin(chunk.table[TYPE, rows], EMPTYING)].tolist():
             version = int(chunk.table[MAJOR, row]), int(chunk.table[MINOR, row])
             clears[Clear(int(chunk.epochs[row]), int(chunk.table[STORAGE_ID, row]), version)] = None
+        definitions = file.definitions if is_sound else file.tail_definitions
+        definitions |= dict.fromkeys(_definitions(chunk, rows))
 
     def _check_tail(self, chunk: EntryChunk, read_at: ReadAt, size: int) -> None:
         """Raise DamagedFile unless an incomplete last entry can be one being written, or one cut short by a crash."""
@@ -286,6 +318,19 @@ def _first_epochs(chunk: EntryChunk, rows: NDArray[np.int64]) -> Iterator[tuple[
     firsts = np.full(len(distinct), np.iinfo(np.uint64).max, np.uint64)
     np.minimum.at(firsts, places, epochs)
     yield from zip(distinct.tolist(), firsts.tolist(), strict=True)
+
+
+def _definitions(chunk: EntryChunk, rows: NDArray[np.int64]) -> Iterator[Definition]:
+    """Yield the entries of the metadata storage, in order."""
+    table, buf = chunk.table, chunk.buf
+    for row in rows[table[STORAGE_ID, rows] == np.uint64(METADATA_STORAGE)].tolist():
+        kind = int(table[TYPE, row])
+        if kind not in POINTS:
+            continue
+        version = int(table[MAJOR, row]), int(table[MINOR, row])
+        key = buf[int(table[KEY_AT, row]) : int(table[KEY_END, row])].tobytes()
+        value = buf[int(table[VALUE_AT, row]) : int(table[VALUE_END, row])].tobytes()
+        yield Definition(int(chunk.epochs[row]), version, key, None if kind == EntryType.REMOVE else value)
 
 
 def _version(pair: NDArray[np.uint64]) -> Version:

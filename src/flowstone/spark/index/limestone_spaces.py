@@ -1,7 +1,8 @@
 """Limestone storages as spaces and entries as tuples, so that lakes, mirrors and comparisons handle only one model.
 
-Pure. A storage has no name and no fields of its own; as a space it is called `storage_<id>`, its primary key is the
-entry's key, and all spaces have the same fields. An epoch is a position: the only component of its vclock.
+Pure. A raw storage has no name and no fields of its own; as a space it is called `storage_<id>`, its primary key is the
+entry's key, and all such spaces have the same fields. Tsurugi's tables are spaces of their own names and fields. An
+epoch is a position: the only component of its vclock.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.format.entry_table import BLOB_COUNT, KEY_AT, KEY_END, VALUE_AT, VALUE_END
+from flowstone.limestone.tsurugi.definitions import SqlTable
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.limestone_kernels import BLOB_ROOM, TUPLE_ROOM, entry_tuples
 from flowstone.spark.index.limestone_walk import EntryChunk
+from flowstone.spark.index.tsurugi_tuples import index_row, space_row
 from flowstone.spark.sources.limestone.entry_columns import table_name
 from flowstone.spark.sources.limestone.entry_reader import Rows
 
@@ -70,8 +73,8 @@ def epoch_of(position: VClock) -> int:
 
 
 @lru_cache(maxsize=8)
-def tracker_of(storages: tuple[int, ...]) -> SchemaTracker:
-    """Return the definitions of storages as spaces. The result is cached: do not modify it."""
+def tracker_of(storages: tuple[int, ...], tables: tuple[SqlTable, ...] = ()) -> SchemaTracker:
+    """Return the definitions of raw storages and of Tsurugi's tables as spaces. It is cached: do not modify it."""
     tracker = SchemaTracker()
     for storage_id in storages:
         space_id = space_id_of(storage_id)
@@ -79,6 +82,10 @@ def tracker_of(storages: tuple[int, ...]) -> SchemaTracker:
         _apply(tracker, SPACE_ID, (space_id, 1, table_name(storage_id), "memtx", len(FIELDS), {}, fields))
         parts = [{"field": 0, "type": "varbinary"}]
         _apply(tracker, INDEX_ID, (space_id, 0, "primary", "tree", {"unique": True}, parts))
+    for table in tables:
+        space_id = space_id_of(table.storage_id)
+        _apply(tracker, SPACE_ID, space_row(table, space_id))
+        _apply(tracker, INDEX_ID, index_row(table, space_id))
     return tracker
 
 
@@ -88,7 +95,7 @@ def _apply(tracker: SchemaTracker, table_id: int, row: tuple[object, ...]) -> No
 
 @lru_cache(maxsize=1)
 def any_space() -> SpaceDefinition:
-    """Return one of the spaces: they differ only in ids and names."""
+    """Return one of the raw spaces: they differ only in ids and names."""
     space = tracker_of((0,)).schema.get(FIRST_USER_SPACE_ID)
     assert space is not None
     return space

@@ -60,7 +60,8 @@ class LimestoneJob:
         spark, index = self.executors.spark, self.log.entries
         storages = tuple(sorted(map(storage_id_of, targets)))
         begin, until = epoch_of(start), epoch_of(end)
-        work = batch_work(index, begin, until, storages, slice_size(spark, index.size_between(begin, until)))
+        typed = self.log.tables_at(until).typed
+        work = batch_work(index, begin, until, storages, slice_size(spark, index.size_between(begin, until)), typed)
         emptied = frozenset(self.log.emptied(start, end))
         make = partial(_as_folded, dict(targets), until)
         if row_count < DRIVER_ROWS:
@@ -74,7 +75,8 @@ class LimestoneJob:
     def load(self, snapshot: SnapshotFile, spaces: Collection[int]) -> DataFrame:
         """Return the state at a position: space id, sort key, tuple."""
         storages = tuple(sorted(map(storage_id_of, spaces)))
-        return state_frame(self.executors.spark, self.log.entries, epoch_of(snapshot.vclock), storages)
+        epoch = epoch_of(snapshot.vclock)
+        return state_frame(self.executors.spark, self.log.entries, epoch, storages, self.log.tables_at(epoch).typed)
 
     def truncations(self, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
         """Return the spaces that are emptied between two positions."""

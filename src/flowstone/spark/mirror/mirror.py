@@ -73,6 +73,7 @@ class Mirror:
         transport_address: Address of this machine from which executors fetch the log over TCP.
         on_misfit: `quarantine`: if a value does not fit its column, the column is null, and the quarantine table of the
             lake gets a row with the value. `stop`: such a value stops the mirror with an error.
+        raw: Mirror Tsurugi's tables as storages, with raw keys and values, instead of typed columns.
         catalog: Register the tables in this schema of Spark's catalog.
         username: User of live sources whose URI names none.
         password: Password of that user.
@@ -124,6 +125,7 @@ class Mirror:
         transport_address: str | None = None,
         on_misfit: OnMisfit = "quarantine",
         catalog: str | None = None,
+        raw: bool = False,
         username: str | None = None,
         password: str | None = None,
         storage_options: Mapping[str, str] | None = None,
@@ -150,6 +152,7 @@ class Mirror:
             transport_address=transport_address,
             catalog=catalog,
             on_misfit=checked_on_misfit(on_misfit),
+            raw=raw,
         )
         place = LakePlace.of(
             fspath(lake),

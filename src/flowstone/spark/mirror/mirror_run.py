@@ -142,6 +142,7 @@ class MirrorOptions:
     transport_address: str | None = None
     catalog: str | None = None
     on_misfit: OnMisfit = "quarantine"
+    raw: bool = False
 
     @property
     def keep_hours(self) -> int | None:
@@ -161,6 +162,7 @@ class MirrorOptions:
             "excluded": ",".join(map(str, self.choice.excluded)),
             "field_types": self.field_types.setting,
             "changes": str(bool(self.changes)).lower(),
+            "raw": "true" if self.raw else "",
         }
 
 
@@ -363,6 +365,8 @@ class MirrorRun:
     def _open_source(self, origin: Origin, known: Saved | None) -> _Stream:
         if isinstance(origin.source, DirectorySource):
             stream = _Stream(origin.source)
+            for note in origin.source.notes:
+                self._tell(events.SourceStatus(origin.replicaset_uuid, note))
         else:
             uuid = origin.replicaset_uuid
             assert self._place.spool is not None, "live sources have a spool"

@@ -77,14 +77,20 @@ class MirrorSource(Protocol):
 
 
 class DirectorySource:
-    """An archive, a log directory of a server, or a Limestone directory. It is only read, never written."""
+    """An archive, a log directory of a server, or a Limestone directory. It is only read, never written.
 
-    def __init__(self, directory: str) -> None:
+    `is_raw`: Tsurugi's tables are shown as storages, with raw keys and values.
+    """
+
+    def __init__(self, directory: str, *, is_raw: bool = False) -> None:
         self.name = directory
+        self.notes: tuple[str, ...] = ()
+        """What a user should know about the tables of the directory."""
         self._index: Log
         self._make_job: Callable[[Executors], BatchJob]
         if is_limestone(directory):
-            self._index = entries = LimestoneLog.open(production().disk, directory)
+            self._index = entries = LimestoneLog.open(production().disk, directory, is_raw=is_raw)
+            self.notes = entries.tables_at(entries.entries.durable).notes
             self._make_job = partial(LimestoneJob, entries)
         else:
             self._index = rows = ArchiveIndex.open(production().disk, directory)

@@ -104,7 +104,7 @@ def origins_of(
     effective_types(options, saved, lake)
     origins: list[Origin] = []
     for source in sources:
-        origin = origin_of(source, list(saved))
+        origin = origin_of(source, list(saved), is_raw=options.raw)
         if any(origin.replicaset_uuid == other.replicaset_uuid for other in origins):
             raise WrongPlace(f"{origin.name} belongs to the same replica set as another source")
         origins.append(origin)
@@ -126,10 +126,10 @@ def origins_of(
     return origins
 
 
-def origin_of(source: Source, known: Sequence[str]) -> Origin:
+def origin_of(source: Source, known: Sequence[str], *, is_raw: bool = False) -> Origin:
     """Identify the replica set of a source. If no member answers, it is the only replica set known to the lake."""
     if isinstance(source, str):
-        source = DirectorySource(source)
+        source = DirectorySource(source, is_raw=is_raw)
     if isinstance(source, DirectorySource):
         return Origin(source, source.replicaset_uuid)
     try:
@@ -207,6 +207,7 @@ def _check_settings(settings: Mapping[str, str], ours: Mapping[str, str], lake: 
         "mask_fingerprint": "--mask or --mask-salt",
         "columns": "--columns",
         "types": "--unsigned-as, --decimal-scale or --strings-as",
+        "raw": "--raw",
     }
     for name, words in options.items():
         if settings.get(name, "") != ours[name]:

@@ -1,4 +1,4 @@
-"""A Limestone directory as one side of a comparison: its state at a durable epoch, as tuples of storages.
+"""A Limestone directory as one side of a comparison: its state at a durable epoch, as tuples of tables or storages.
 
 Write versions are not compared: compaction removes them, and two directories with the same rows may have been compacted
 at different times. Directories share no identity, so their UUIDs are not compared either: two directories are compared
@@ -21,8 +21,8 @@ from flowstone.spark.index.limestone_spaces import (
     position_of,
     space_id_of,
     storage_id_of,
-    tracker_of,
 )
+from flowstone.spark.index.limestone_tables import tables_at
 from flowstone.spark.sources.options import AsOf
 from flowstone.spark.verification.sides import SideError, SideView
 
@@ -38,6 +38,7 @@ class LimestoneSide:
     """A directory that a master or a replica may be writing."""
 
     directory: str
+    is_raw: bool = False
     index: LimestoneIndex = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,15 +84,17 @@ class LimestoneSide:
         from pyspark.sql import functions as f
 
         epoch = epoch_of(position)
-        storages = tuple(self.index.storages(epoch))
-        spaces = frozenset(map(space_id_of, storages))
+        tables = tables_at(self.index, epoch, is_raw=self.is_raw)
+        spaces = tables.spaces
 
         def make(wanted: Collection[int]) -> DataFrame:
             chosen = tuple(sorted(map(storage_id_of, spaces.intersection(wanted))))
-            return state_frame(spark, self.index, epoch, chosen).withColumn("wrong", f.lit(None).cast("string"))
+            frame = state_frame(spark, self.index, epoch, chosen, tables.typed)
+            return frame.withColumn("wrong", f.lit(None).cast("string"))
 
-        uncompared: dict[int, tuple[int, ...]] = dict.fromkeys(spaces, VERSION_FIELDS)
-        return SideView(tracker_of(storages).schema, spaces, frozenset(), {}, (NOTE,), uncompared=uncompared, make=make)
+        uncompared: dict[int, tuple[int, ...]] = dict.fromkeys(map(space_id_of, tables.storages), VERSION_FIELDS)
+        notes = ((NOTE,) if uncompared else ()) + tables.notes
+        return SideView(tables.tracker.schema, spaces, frozenset(), {}, notes, uncompared=uncompared, make=make)
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

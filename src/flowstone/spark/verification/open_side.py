@@ -29,12 +29,13 @@ def open_side(
     login: Callable[[str], Uri] = parse_uri,
     storage_options: Mapping[str, str] | None = None,
     salt: str | None = None,
+    is_raw: bool = False,
     on_event: Callable[[ArchiveEvent], None] = lambda event: None,
 ) -> Side:
     """Open the side that `text` names. `login` adds the user to a node address; `salt` is the salt of a lake's
-    masks."""
+    masks. `is_raw`: Tsurugi's tables are compared as storages."""
     if os.path.isdir(text):
-        return _directory(text, salt)
+        return _directory(text, salt, is_raw)
     if "://" in text:
         return _lake(text, storage_options, salt)
     if os.path.lexists(text):
@@ -48,11 +49,11 @@ def open_side(
     return NodeSide(uri, on_event)
 
 
-def _directory(path: str, salt: str | None) -> Side:
+def _directory(path: str, salt: str | None, is_raw: bool) -> Side:
     if os.path.exists(os.path.join(path, MANIFEST)):
         return LogSide(path)
     if is_limestone(path):
-        return LimestoneSide(path)
+        return LimestoneSide(path, is_raw)
     if any(os.path.isdir(os.path.join(path, each, DELTA_LOG)) for each in sorted(os.listdir(path))):
         return _lake(os.path.abspath(path), None, salt)
     found = scan_directory(production().disk, path)

@@ -38,6 +38,7 @@ def verify(
     password: str | None = None,
     storage_options: Mapping[str, str] | None = None,
     mask_salt: str | None = None,
+    raw: bool = False,
     master: str = MASTER,
     conf: Mapping[str, str] | None = None,
     on_step: Callable[[str], object] | None = None,
@@ -63,6 +64,7 @@ def verify(
         password: Password of that user.
         storage_options: Options for a lake in object storage, as in deltalake.
         mask_salt: Salt of the masks of a lake. Without it, fields masked by sha256 with a salt are not compared.
+        raw: Compare Tsurugi's tables as storages, with raw keys and values, as in a lake that was mirrored so.
         master: Spark master of a session that is started here.
         conf: Spark settings of a session that is started here.
         on_step: Called with a line of text at each step.
@@ -99,7 +101,9 @@ def verify(
     with ExitStack() as stack:
 
         def opened(name: str) -> Side:
-            side = open_side(name, login=login, storage_options=storage_options, salt=mask_salt, on_event=hear)
+            side = open_side(
+                name, login=login, storage_options=storage_options, salt=mask_salt, is_raw=raw, on_event=hear
+            )
             stack.callback(side.close)
             return side
 
