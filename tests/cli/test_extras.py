@@ -32,7 +32,7 @@ def test_installed_extra_is_accepted() -> None:
     "arguments",
     [
         ("mirror", "--once", "nothing", "lake"),
-        ("restore", "nothing", "--to", "1", "--out", "restored"),
+        ("restore", "nothing", "--to", "1", "--out", "restored", "--format", "delta"),
         ("verify", "nothing", "lake"),
         ("demo",),
     ],

@@ -125,8 +125,8 @@ def test_restore_command_writes_a_snapshot(
     assert told["replicaset_uuid"] == UUID
     assert {"id": 512, "name": "orders", "rows": 1} in told["spaces"]
     _, rows = rows_of(Path(told["files"]["snap"]))
-    # The snapshot also has two states and a sequence.
-    assert sum(each["rows"] for each in told["spaces"]) == told["rows"] == len(rows) - 2 - 1
+    # The snapshot also has two states.
+    assert sum(each["rows"] for each in told["spaces"]) == told["rows"] == len(rows) - 2
     assert run(arguments) == 2
     assert "is not empty" in capsys.readouterr().err
 

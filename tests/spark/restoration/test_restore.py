@@ -68,3 +68,29 @@ def test_impossible_restore_is_rejected_before_spark_starts(
     with pytest.raises(flowstone.spark.OutputTaken, match="is not empty"):
         restore(archive, archive)
     assert not (tmp_path / "out").exists()
+
+
+def test_snapshot_is_written_without_spark(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowstone.spark.spark_session.session", None)
+    restored = restore(archive, tmp_path / "out", to=4)
+    assert restored.position == flowstone.VClock({1: 4})
+    assert [(space.name, space.row_count) for space in restored.spaces if space.id > 511] == [("orders", 2)]
+    with pytest.raises(flowstone.spark.NotSettled):
+        restore(archive, tmp_path / "never", to=3)
+
+
+def test_large_state_is_left_to_spark(
+    spark: SparkSession, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr("flowstone.spark.restoration.archive_restore.IN_MEMORY_SIZE_MAX", 1)
+    restore(archive, tmp_path / "out", on_step=steps.append)
+    assert "starting Spark" in steps
+
+
+def test_missing_spark_is_reported_when_tables_are_wanted(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowstone.spark.restoration.restore.find_spec", lambda name: None)
+    with pytest.raises(flowstone.spark.SparkUnavailable, match="needs Spark"):
+        restore(archive, tmp_path / "out", format="delta")

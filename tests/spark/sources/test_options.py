@@ -88,6 +88,21 @@ def test_past_moments_are_times_positions_or_lsns(text: str, moment: AsOf) -> No
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5 minutes ago", 300), ("1 minute ago", 60), ("90s ago", 90), ("1.5 hours ago", 5400), ("2 D AGO", 172800)],
+)
+def test_moment_may_be_relative_to_now(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowstone.spark.sources.options.time.time", lambda: 1_000_000.0)
+    assert as_of(text) == AsOf(time=1_000_000.0 - seconds)
+
+
+@pytest.mark.parametrize("text", ["5 ago", "ago", "5 minutes", "-5 minutes ago", "5 weeks ago"])
+def test_unknown_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="5 minutes ago"):
+        as_of(text)
+
+
+@pytest.mark.parametrize(
     ("when", "moment"),
     [
         ("{1: 500}", AsOf(vclock=VClock({1: 500}))),

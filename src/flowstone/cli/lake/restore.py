@@ -45,10 +45,10 @@ def restore(
         str | None,
         typer.Option(
             "--to",
-            metavar="TIME|VCLOCK|LSN|EPOCH|newest",
-            help="Position to restore: a time with a time zone (2026-05-01T12:00:00Z), seconds since 1970 with a "
-            "fraction, a vclock ({1: 500}), an LSN if only one instance has written, or `newest`. For Limestone, an "
-            "epoch; the default is the durable epoch.",
+            metavar="TIME|AGO|VCLOCK|LSN|EPOCH|newest",
+            help="Position to restore: a time with a time zone (2026-05-01T12:00:00Z), a duration (5 minutes ago), "
+            "seconds since 1970 with a fraction, a vclock ({1: 500}), an LSN if only one instance has written, or "
+            "`newest`. For Limestone, an epoch; the default is the durable epoch.",
             show_default=False,
         ),
     ] = None,
@@ -71,10 +71,10 @@ def restore(
     The state is the newest snapshot before the position plus the changes up to the position, without changes that were
     rolled back. A position is rejected if it is inside a transaction, if a transaction is still pending there, or if it
     is after the end of the archive; the error names the nearest valid ones. A server started from the result has the
-    identity of the archived instance: do not let it join the live one. All formats require the extra `spark` and Java
-    17.
+    identity of the archived instance: do not let it join the live one. A snapshot requires the extra `arrow`; tables,
+    Limestone data and snapshots of many million rows require the extra `spark` and Java 17.
     """
-    extras.need("spark", "flowstone restore")
+    extras.need("spark" if {*(formats or ())} - {"snap"} else "arrow", "flowstone restore")
     from flowstone.spark.index.limestone_index import EpochLost, NotDurable, is_limestone
     from flowstone.spark.index.log_index import EndsEarlier, NotSettled
     from flowstone.spark.restoration.archive_restore import OutputTaken

@@ -48,10 +48,11 @@ def tasks_shown(line: Line) -> Iterator[None]:
 
     def watch() -> None:
         while not ended.wait(POLL_SECONDS):
-            from pyspark import SparkContext
-
+            pyspark: Any = sys.modules.get("pyspark")
+            if pyspark is None:  # this restore needs no Spark
+                continue
             with suppress(Exception):  # Spark may be starting or stopping, and a progress line must not fail the job
-                context: Any = SparkContext._active_spark_context
+                context: Any = pyspark.SparkContext._active_spark_context
                 tracker = context.statusTracker()
                 stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
                 done = sum(stage.numCompletedTasks for stage in stages if stage)

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from flowstone.archive.archive_log import version_of
+from flowstone.archive.past_state import rebuild
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.dialect import Dialect, from_greeting
 from flowstone.box.system import FIRST_USER_SPACE_ID, SEQUENCE_DATA_ID, SEQUENCE_ID
@@ -54,6 +55,10 @@ Format = Literal["snap", "delta", "parquet", "limestone"]
 """`limestone` is only for the state of a Limestone directory: see `limestone_restore.py`."""
 
 FORMATS: Final[tuple[Format, ...]] = ("snap", "delta", "parquet")
+
+IN_MEMORY_SIZE_MAX: Final = 96 << 20
+"""Bytes of snapshot and log up to which a state is rebuilt in memory. One million rows are some 15 MB in files, and 350
+MB in memory. Beyond six times as many, the parallel executors of Spark are faster than one core."""
 
 INPROGRESS: Final = ".inprogress"
 MICROSECONDS: Final = 1e6
@@ -145,6 +150,42 @@ def restore_archive(
     named = {each: out + path.removeprefix(directory) for each, path in files.items()}
     uuids = job.meta.instance_uuid, index.replicaset_uuid
     return Restored(position, *uuids, spaces, named, tuple(job.notes), time.monotonic() - begun)
+
+
+def fits_in_memory(index: ArchiveIndex, position: VClock) -> bool:
+    """Return True if the state is small enough for `restore_in_memory`."""
+    snapshot = index.snapshot_at(position)
+    return snapshot.size + index.size_between(snapshot.vclock, position) <= IN_MEMORY_SIZE_MAX
+
+
+def restore_in_memory(index: ArchiveIndex, position: VClock, out: str, *, tell: Tell = lambda what: None) -> Restored:
+    """Write the state at `position` as a snapshot, as `restore_archive` does, without Spark.
+
+    Raises:
+        CannotRebuild: The logs do not lead to the position.
+        FlowstoneError: A row cannot be applied; Spark may be able to, because it builds no secondary indexes.
+    """
+    begun = time.monotonic()
+    check_output(out)
+    snapshot = index.snapshot_at(position)
+    tell("rebuilding the state")
+    state = rebuild(index.disk, index.directory, snapshot.path, position)
+    _refuse_vinyl(state.definitions())
+    with destination(index.disk, out) as directory:
+        tell("writing the snapshot")
+        path, counts = state.write(index.disk, directory, index.time_at(position) / MICROSECONDS)
+        sync_all(directory)
+    spaces = tuple(
+        RestoredSpace(each.id, each.name, counts.get(each.id, 0))
+        for each in state.definitions()
+        if _is_users(each.id) or counts.get(each.id)
+    )
+    synchronous = [each.name for each in state.definitions() if each.is_sync and counts.get(each.id)]
+    notes = tuple(_synchronous_notes(synchronous, state.meta.version))
+    files: dict[Format, str] = {"snap": out + path.removeprefix(directory)}
+    return Restored(
+        position, state.meta.instance_uuid, index.replicaset_uuid, spaces, files, notes, time.monotonic() - begun
+    )
 
 
 @contextmanager
@@ -287,12 +328,7 @@ class _Job:
 
     def _note_synchronous(self) -> None:
         names = [space.name for space in self.spaces() if space.row_count and self.plans[space.id].space.is_sync]
-        if names and _release(self.meta.version) <= STOPS_AT_SYNCHRONOUS:
-            version = ".".join(map(str, STOPS_AT_SYNCHRONOUS))
-            self.notes.append(
-                f"{', '.join(names)}: Tarantool {version} cannot start from a snapshot, not even its own, with "
-                "tuples of synchronous spaces; newer versions can"
-            )
+        self.notes += _synchronous_notes(names, self.meta.version)
 
     def _group_id(self, space_id: int) -> int:
         return GROUP_LOCAL if self.plans[space_id].space.is_local else 0
@@ -356,6 +392,14 @@ class _Job:
             path = Path(directory, directory_of(space.name)).as_uri()
             rows.mapInArrow(partial(typed_rows, contract), contract.spark_schema).write.parquet(path)
         return directory
+
+
+def _synchronous_notes(names: Sequence[str], version: str) -> list[str]:
+    """Return a note about the synchronous spaces `names` that have tuples, if the server cannot start from them."""
+    if not names or _release(version) > STOPS_AT_SYNCHRONOUS:
+        return []
+    cannot = f"Tarantool {'.'.join(map(str, STOPS_AT_SYNCHRONOUS))} cannot start from a snapshot, not even its own"
+    return [f"{', '.join(names)}: {cannot}, with tuples of synchronous spaces; newer versions can"]
 
 
 def _refuse_vinyl(spaces: Iterable[SpaceDefinition]) -> None:

@@ -9,17 +9,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Final
 
+from flowstone.errors import FlowstoneError
 from flowstone.outside import production
+from flowstone.replication.vclock import VClock
 from flowstone.spark.index.limestone_index import LimestoneIndex, is_limestone
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.restoration import archive_restore, limestone_restore
-from flowstone.spark.restoration.archive_restore import Format, Restored, check_output, restore_archive
+from flowstone.spark.restoration.archive_restore import (
+    Format,
+    OutputTaken,
+    Restored,
+    VinylSpaces,
+    check_output,
+    fits_in_memory,
+    restore_archive,
+    restore_in_memory,
+)
 from flowstone.spark.restoration.limestone_restore import restore_limestone
 from flowstone.spark.sources.options import AsOf, When, WrongOption, as_of
-from flowstone.spark.spark_session import MASTER, session_for
+from flowstone.spark.spark_session import MASTER, SparkUnavailable, session_for
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -44,7 +56,8 @@ def restore(
 
     The state is the newest snapshot before the position plus the changes up to the position, without changes that were
     rolled back. A server started from the result has the identity of the archived instance: do not let it join the live
-    one. A failed restore leaves no files.
+    one. A failed restore leaves no files. A snapshot of a state that fits into memory is written without Spark and
+    Java, unless `spark` or `master` is given.
 
     Args:
         source: The directory of an archive, of `.snap` and `.xlog` files, or of Limestone data.
@@ -82,6 +95,9 @@ def restore(
     tell("reading the index")
 
     def session() -> AbstractContextManager[SparkSession]:
+        if spark is None and find_spec("pyspark") is None:
+            what = "this restore needs Spark: tables, Limestone data, or a state that does not fit into memory"
+            raise SparkUnavailable(what, hint="pip install 'flowstone[spark]', and Java 17")
         tell("starting Spark")
         return session_for(spark, "flowstone restore", master=master, conf=conf)
 
@@ -97,9 +113,28 @@ def restore(
     position = archive.settled if moment is None else archive.resolve(moment)
     archive.snapshot_at(position)
     doubt = archive.doubt(moment) if moment is not None else None
-    with session() as running:
-        restored = restore_archive(running, archive, position, destination, formats=formats, tell=tell)
+    restored = None
+    if formats == ("snap",) and spark is None and master == MASTER and fits_in_memory(archive, position):
+        restored = _in_memory(archive, position, destination, tell)
+    if restored is None:
+        with session() as running:
+            restored = restore_archive(running, archive, position, destination, formats=formats, tell=tell)
     return restored if doubt is None else replace(restored, notes=(doubt, *restored.notes))
+
+
+def _in_memory(
+    archive: ArchiveIndex, position: VClock, destination: str, tell: Callable[[str], object]
+) -> Restored | None:
+    """Restore a snapshot without Spark; return None if only Spark can, and is installed."""
+    try:
+        return restore_in_memory(archive, position, destination, tell=tell)
+    except (OutputTaken, VinylSpaces):
+        raise
+    except FlowstoneError as error:
+        if find_spec("pyspark") is None:
+            raise
+        tell(f"cannot rebuild the state in memory: {error.message}")
+        return None
 
 
 def _formats(given: Format | Sequence[Format] | None, known: tuple[Format, ...]) -> tuple[Format, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -151,6 +152,10 @@ _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.ASCII)
 _NAMED: Final[tuple[Named, ...]] = ("earliest", "latest", "snapshot")
 _NUMBER: Final = re.compile(r"\d+", re.ASCII)
 _SECONDS: Final = re.compile(r"\d+\.\d+", re.ASCII)
+_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|(?:second|minute|hour|day)s?)\s+ago", re.ASCII | re.IGNORECASE)
+_UNITS: Final = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+"""Seconds of each unit of a duration; the first letter of a unit is enough."""
+
 _OF_CHANGES: Final = tuple(
     (
         "images envelope topicPrefix startingOffsets endingOffsets failOnDataLoss transport transportAddress register"
@@ -468,13 +473,16 @@ def parse_as_of(text: str) -> AsOf:
             return AsOf(vclock=VClock.parse(text.replace('"', "")))
         except VClockError as error:
             raise ValueError(str(error)) from None
+    if ago := _AGO.fullmatch(text):
+        unit = next(seconds for name, seconds in _UNITS.items() if name.startswith(ago[2][0].lower()))
+        return AsOf(time=time.time() - float(ago[1]) * unit)
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise ValueError(
-            "use a time with a time zone (2026-05-01T12:00:00Z), seconds with a fraction (1777636800.0), "
-            "a vclock ({1: 500}) or an LSN"
+            "use a time with a time zone (2026-05-01T12:00:00Z), a duration (5 minutes ago), seconds with a fraction "
+            "(1777636800.0), a vclock ({1: 500}) or an LSN"
         )
     return AsOf(time=moment.timestamp())
