@@ -42,16 +42,32 @@ def test_spaces_are_included_and_excluded_by_name_or_id() -> None:
     assert chosen(MirrorChoice.parse([], ["users"], [])) == ["orders"]
 
 
+def test_spaces_are_included_and_excluded_by_pattern() -> None:
+    assert chosen(MirrorChoice.parse(["u*"], [], [])) == ["users"]
+    assert chosen(MirrorChoice.parse(["?????", "ord*"], ["[a-o]*"], [])) == ["users"]
+    assert chosen(MirrorChoice.parse([], ["*s"], [])) == []
+    MirrorChoice.parse(["u*"], ["ord*"], []).check(SCHEMA)
+    MirrorChoice.parse(["u*"], ["ord*"], []).check_excluded([SCHEMA])
+
+
+def test_name_with_characters_of_a_pattern_means_its_space() -> None:
+    odd = space(520, "odd[1]*")
+    choice = MirrorChoice.parse(["odd[1]*"], [], [])
+    choice.check(Schema({520: odd}))
+    assert choice.takes(odd)
+
+
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    ("name", "message"),
     [
-        ("usres", "known spaces: orders, users"),
-        ("999", "known spaces"),
-        ("us*", "patterns are not supported; known spaces"),
+        ("usres", "no such space; known spaces: orders, users"),
+        ("999", "no such space; known spaces"),
+        ("Us*", "no space matches; known spaces"),
+        ("_o*", "no space matches; known spaces"),
     ],
 )
-def test_excluding_a_space_that_does_not_exist_is_an_error(name: str, hint: str) -> None:
-    with pytest.raises(WrongChoice, match=rf"--exclude {re.escape(name)}: no such space; {hint}"):
+def test_excluding_a_space_that_does_not_exist_is_an_error(name: str, message: str) -> None:
+    with pytest.raises(WrongChoice, match=rf"--exclude {re.escape(name)}: {message}"):
         MirrorChoice.parse([], [name], []).check_excluded([SCHEMA])
 
 
@@ -88,6 +104,8 @@ def test_columns_must_be_fields_of_the_space() -> None:
     [
         (MirrorChoice.parse(["usres"], [], []), UnknownSpace, "unknown space 'usres'; known spaces: users"),
         (MirrorChoice.parse([], [], ["usres=id"]), UnknownSpace, "unknown space 'usres'"),
+        (MirrorChoice.parse(["x*"], [], []), UnknownSpace, "no space matches 'x*'; known spaces: orders, users"),
+        (MirrorChoice.parse(["_o*"], [], []), UnknownSpace, "no space matches"),
         (MirrorChoice.parse(["bare"], [], []), WrongChoice, "without a primary key"),
         (MirrorChoice.parse(["local"], [], []), WrongChoice, "local to its instance"),
         (MirrorChoice.parse(["temporary"], [], []), WrongChoice, "temporary"),

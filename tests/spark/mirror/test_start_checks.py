@@ -44,9 +44,9 @@ REFUSED: list[tuple[MirrorOptions, type[FlowstoneError], str]] = [
         "--exclude ordres: no such space",
     ),
     (
-        MirrorOptions(choice=MirrorChoice.parse([], ["ord*"], [])),
+        MirrorOptions(choice=MirrorChoice.parse([], ["ordr*"], [])),
         WrongChoice,
-        "patterns are not supported; known spaces: ",
+        "--exclude ordr.: no space matches; known spaces: ",
     ),
 ]
 

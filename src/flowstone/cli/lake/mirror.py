@@ -83,11 +83,19 @@ def mirror(
     space: Annotated[
         list[str] | None,
         typer.Option(
-            "--space", metavar="ID|NAME", help="Mirror only this space. May be repeated. Default: all user spaces."
+            "--space",
+            metavar="ID|NAME",
+            help="Mirror only this space, or the spaces that match a pattern (shop_*). May be repeated. Default: all "
+            "user spaces.",
         ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", metavar="ID|NAME", help="Skip this space. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--exclude",
+            metavar="ID|NAME",
+            help="Skip this space, or the spaces that match a pattern. May be repeated.",
+        ),
     ] = None,
     columns: Annotated[
         list[str] | None,

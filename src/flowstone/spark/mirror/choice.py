@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Final
 
 from flowstone.box.definitions import SpaceDefinition
@@ -30,7 +31,10 @@ class WrongChoice(FlowstoneError):
 
 @dataclass(frozen=True, slots=True)
 class MirrorChoice:
-    """The chosen spaces by name or id (none: all), the excluded spaces, and the chosen columns by space name."""
+    """The chosen spaces (none: all), the excluded spaces, and the chosen columns by space name.
+
+    Spaces are given by name, id, or pattern of names (`*`, `?`, `[…]`).
+    """
 
     spaces: tuple[int | str, ...] = ()
     excluded: tuple[int | str, ...] = ()
@@ -67,9 +71,9 @@ class MirrorChoice:
 
     def takes(self, space: SpaceDefinition) -> bool:
         """Return True if the space is chosen and can have a table."""
-        if not _can_have_table(space) or space.id in self.excluded or space.name in self.excluded:
+        if not _can_have_table(space) or any(names(each, space) for each in self.excluded):
             return False
-        return not self.spaces or space.id in self.spaces or space.name in self.spaces
+        return not self.spaces or any(names(each, space) for each in self.spaces)
 
     def columns_of(self, space: SpaceDefinition) -> tuple[str, ...] | None:
         """Return the names of the typed columns, or None for all. Raise UnknownColumn if the space lacks a field."""
@@ -83,6 +87,10 @@ class MirrorChoice:
     def check(self, schema: Schema) -> None:
         """Raise UnknownSpace if a chosen space is unknown or a system space, WrongChoice if the log lacks its rows."""
         for name in (*self.spaces, *self.columns):
+            if is_pattern(name) and schema.get(name) is None:
+                if not any(_can_have_table(space) and names(name, space) for space in schema):
+                    raise UnknownSpace(f"no space matches {name!r}", hint=_known_spaces([schema]))
+                continue
             space = schema.space(name)
             if space.primary_key is None or space.is_local or space.is_temporary or space.is_view:
                 why = next(
@@ -100,7 +108,7 @@ class MirrorChoice:
                 raise UnknownSpace(f"space {name!r} is a system space", hint="only user spaces are mirrored")
 
     def check_excluded(self, schemas: Sequence[Schema], accepted: Collection[str] = ()) -> None:
-        """Raise WrongChoice for an excluded name that no space has: a misspelled space would be mirrored.
+        """Raise WrongChoice for an excluded name or pattern that fits no space: a misspelled space would be mirrored.
 
         `schemas` are the schemas of all sources. `accepted` are names that were checked when the lake was created; a
         space that has been dropped since then does not keep the mirror from restarting.
@@ -108,10 +116,10 @@ class MirrorChoice:
         for name in self.excluded:
             if str(name) in accepted or any(schema.get(name) is not None for schema in schemas):
                 continue
-            known = sorted({space.name for schema in schemas for space in schema if _can_have_table(space)})
-            hint = "patterns are not supported; " if _PATTERN.search(str(name)) else ""
-            hint += f"known spaces: {', '.join(known)}" if known else "omit --exclude"
-            raise WrongChoice(f"--exclude {name}: no such space", hint=hint)
+            if any(names(name, space) and _can_have_table(space) for schema in schemas for space in schema):
+                continue
+            what = "no space matches" if is_pattern(name) else "no such space"
+            raise WrongChoice(f"--exclude {name}: {what}", hint=_known_spaces(schemas) or "omit --exclude")
 
     def spaces_of(self, schema: Schema, known: Spaces) -> dict[int, SpaceDefinition]:
         """Return the mirrored spaces under `schema`; spaces in `known` are already mirrored and stay chosen."""
@@ -125,7 +133,21 @@ class MirrorChoice:
         return found
 
 
-_PATTERN: Final = re.compile(r"[*?\[\]%]")
+_PATTERN: Final = re.compile(r"[*?\[]")
+
+
+def is_pattern(name: int | str) -> bool:
+    return isinstance(name, str) and _PATTERN.search(name) is not None
+
+
+def names(given: int | str, space: SpaceDefinition) -> bool:
+    """Return True if a name, an id or a pattern means the space."""
+    return given in (space.id, space.name) or (is_pattern(given) and fnmatchcase(space.name, str(given)))
+
+
+def _known_spaces(schemas: Sequence[Schema]) -> str | None:
+    known = sorted({space.name for schema in schemas for space in schema if _can_have_table(space)})
+    return f"known spaces: {', '.join(known)}" if known else None
 
 
 def _can_have_table(space: SpaceDefinition) -> bool:

@@ -49,7 +49,7 @@ class Mirror:
         history: Keep every state of every row, with the times between which it was valid.
         changes: Also keep a change table for each space: each settled change, with the row before and after it. By
             default, a lake stays as it is, and a new lake has none.
-        space: Mirror only these spaces, by name or id. By default, all user spaces.
+        space: Mirror only these spaces, by name, id or pattern (`shop_*`). By default, all user spaces.
         exclude: Skip these spaces.
         columns: Typed columns of a table, by space; `_tuple` always has all fields.
         unsigned_as: Column type of unsigned fields.

@@ -25,6 +25,7 @@ from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import LakeProgress as Saved
+from flowstone.spark.mirror.choice import names
 from flowstone.spark.mirror.field_types import FieldTypes
 from flowstone.spark.mirror.sources import DirectorySource, MirrorBusy
 from flowstone.spark.sources.tarantool.spool import facts_of
@@ -161,9 +162,10 @@ def _check_excluded(origins: Sequence[Origin], lake: str, options: MirrorOptions
     accepted = {name for each in saved.values() for name in each.settings.get("excluded", "").split(",")}
     if not is_away and all("excluded" in each.settings for each in saved.values()):
         options.choice.check_excluded(schemas, accepted)
+    new = [each for each in excluded if str(each) not in accepted]
     for each in saved.values():
         for space_id, name in each.tables.items():
-            if {name, str(space_id)} & ({*map(str, excluded)} - accepted):
+            if any(names(one, SpaceDefinition(space_id, name)) for one in new):
                 raise OtherSettings(
                     f"space {name!r} cannot be excluded: it already has a table in {lake}",
                     hint="omit --exclude, or mirror into a new lake",
