@@ -20,6 +20,7 @@ from flowstone.iproto.row import Row
 from flowstone.lake.embedded_table import EmbeddedTable as Embedded
 from flowstone.lake.masks import Masking, WrongMask
 from flowstone.lake.table import AnotherWriter
+from flowstone.lake.table_list import TableList
 from flowstone.lake.table_schema import LakeError
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
@@ -145,6 +146,8 @@ def test_tables_follow_definitions(spark: SparkSession, archive: WrittenArchive,
     mirror_once(spark, [archive.directory], lake)
     assert names_in(lake) == ["orders"]
     assert tuples_of(lake, "orders") == [(7, "g")]
+    listed = [(row["name"], row["state"], row["position"]) for row in TableList(str(lake), {}).rows]
+    assert listed == [("orders", "live", '{"1": 12}'), ("sales", "dropped", '{"1": 9}')]
 
 
 def test_space_can_be_filled_in_the_transaction_that_creates_it(

@@ -496,6 +496,7 @@ class MirrorRun:
             rows = self._tables.load(loaded, spaces, stream.uuid, position, time_us)
         self._tables.leave(changes.renamed, spaces, stream.uuid, position, time_us)
         self._tables.finish(stream.uuid, position)
+        self._tables.list_tables(time_us)
         self._save(stream, position, tracker, spaces, time_us)
         self._meter.batch(time.monotonic(), time.monotonic() - begun, None)
         self._tell(events.MirrorSnapshot(stream.uuid, position.to_mapping(), rows))
@@ -542,6 +543,8 @@ class MirrorRun:
             if found is not None and found.newest is not None:
                 newest = max(newest or 0, found.newest)
         self._tables.finish(stream.uuid, end)
+        if changes:
+            self._tables.list_tables(time_us)
         self._save(stream, end, plan.definitions, spaces, time_us)
         now = time.monotonic()
         lag = None if newest is None else max(0.0, time.time() - newest / 1e6)

@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.update.update import UpdateRules
 from flowstone.columns.arrow_columns import ColumnOptions
-from flowstone.lake.change_table import TableMarker
+from flowstone.lake.change_table import CHANGES, TableMarker
 from flowstone.lake.masks import Masking, SpaceMask
 from flowstone.lake.table import LakeTable, Merged, Moment
+from flowstone.lake.table_list import TableList
 from flowstone.lake.table_schema import LakeError
 from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import ArrowRows, Lake, is_living
@@ -86,6 +87,7 @@ class MirrorTables:
         self._catalog = catalog
         self._is_history = history
         self._changes = ChangeTables(lake) if changes else None
+        self._list = TableList(lake.path, lake.storage_options)
         self._tell = on_event
         self._open: dict[tuple[bool, str], LakeTable] = {}
 
@@ -378,6 +380,10 @@ class MirrorTables:
         """End a batch at `position`: drops and renames reach the change tables of spaces that are gone."""
         if self._changes is not None:
             self._changes.finish(uuid, position)
+
+    def list_tables(self, time_us: int) -> None:
+        """Write the list of tables if a table was created, dropped or renamed at this time."""
+        self._list.update(self._lake.all_tables(), at(time_us), None if self._changes is None else CHANGES)
 
     def _note(self, done: Merged, name: str, what: str) -> None:
         if not done.is_replay:
