@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench import (
     applications,
+    client,
     limestone,
     logs,
     own_writers,
@@ -31,6 +32,7 @@ PARTS = (
     "logs",
     "serving",
     "applications",
+    "client",
     "replication",
     "synchronous",
     "limestone",
@@ -77,6 +79,7 @@ def main() -> None:
             "logs": partial(logs.run, rows=options.rows),
             "serving": serving.run,
             "applications": applications.run,
+            "client": client.run,
             "replication": replication.run,
             "synchronous": synchronous.run,
             "limestone": partial(limestone.run, entries=options.rows),

@@ -86,8 +86,7 @@ class _Batch:
 
     def _attempt(self, number: int) -> Attempt[Any]:
         """Return an attempt at one row, whose outcome counts for the batch."""
-        attempt = self._dispatcher.attempt(self._statements[number], "leader")
-        attempt.deadline = self.deadline
+        attempt = Attempt(self._dispatcher, self._statements[number], "leader", self.deadline)
         if self._member is not None:
             attempt.member, attempt.schema = self._member, self._schema
 

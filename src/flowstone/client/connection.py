@@ -52,7 +52,7 @@ _OUR_FEATURES = (Feature.STREAMS, Feature.TRANSACTIONS, Feature.ERROR_EXTENSION)
 _OUR_PROTOCOL_VERSION = 2  # the one that brought ERROR_EXTENSION
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 # A push and an event have the sync of a request but are not its response.
-_NO_ANSWERS = (RequestType.CHUNK, RequestType.EVENT)
+_NO_ANSWERS = (RequestType.CHUNK.value, RequestType.EVENT.value)
 
 Listener = Callable[[Any], None]
 """Called with the value of a watched key; None while it has no value."""

@@ -57,7 +57,7 @@ class Attempt(Generic[T]):
         self.statement = statement
         self.place = place
         self.deadline = deadline
-        self.future: asyncio.Future[T] = dispatcher.loop.create_future()
+        self.future: asyncio.Future[T] = asyncio.Future(loop=dispatcher.loop)
         self.has_new_schema = False
         """True if the schema was read for this request."""
 
@@ -83,9 +83,16 @@ class Attempt(Generic[T]):
         if self.future.done():  # the caller was cancelled
             return
         if not response.is_error:
-            self.succeed(response)
+            try:
+                result = self.statement.result(response.body, self.schema)  # type: ignore[arg-type]
+            except RowMismatch as error:
+                self.fail(error)
+            else:
+                self.future.set_result(result)
             return
-        error = response.bare_error()
+        self._rejected(response.bare_error())
+
+    def _rejected(self, error: TarantoolError) -> None:
         if isinstance(error, errors.WrongSchemaVersion) and self.schema is not None:
             self.member.forget_schema(self.schema)
             self._dispatcher.send_later(self)
@@ -103,15 +110,6 @@ class Attempt(Generic[T]):
             self.fail(error)
         else:
             self._dispatcher.send_later(self, pause=True)
-
-    def succeed(self, response: Response) -> None:
-        """Complete the future with the result of the statement."""
-        try:
-            result = self.statement.result(response.body, self.schema)  # type: ignore[arg-type]
-        except RowMismatch as error:
-            self.fail(error)
-        else:
-            self.future.set_result(result)
 
     def failed(self, sync: int, error: FlowstoneError, *, was_sent: bool) -> None:
         if self.future.done():
@@ -157,17 +155,13 @@ class Dispatcher:
 
     def submit(self, statement: ClientStatement[T], place: ReadFrom) -> asyncio.Future[T]:
         """Send a request, and return the future of its result."""
-        attempt = self.attempt(statement, place)
+        attempt = Attempt(self, statement, place, self.clock.monotonic() + self._timeout)
         member = self.pool.choose(place)
         if member is None or self._is_closed:
             self.send_later(attempt)
         else:
             attempt.send(member)
         return attempt.future
-
-    def attempt(self, statement: ClientStatement[T], place: ReadFrom) -> Attempt[T]:
-        """Return a request that is not sent yet."""
-        return Attempt(self, statement, place, self.deadline())
 
     def deadline(self) -> float:
         """Return the deadline of a request that begins now."""

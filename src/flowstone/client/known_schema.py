@@ -35,7 +35,7 @@ _ALL: Final = 2
 class KnownSpace:
     """A space with what encoding a statement needs: the beginning of its bodies, and the numbers of its fields."""
 
-    __slots__ = ("definition", "id", "names", "numbers", "store_head")
+    __slots__ = ("_index_heads", "definition", "id", "names", "numbers", "store_head")
 
     def __init__(self, definition: SpaceDefinition) -> None:
         self.definition = definition
@@ -43,6 +43,16 @@ class KnownSpace:
         self.names = definition.field_names
         self.numbers = field_numbers(self.names)
         self.store_head = b"\x82\x10" + pack(definition.id) + b"\x21"
+
+        self._index_heads: dict[int | str, bytes] = {}
+
+    def index_head(self, index: int | str) -> bytes:
+        """Return the entries of a body that name an index. Raise the error of a server if it does not exist."""
+        head = self._index_heads.get(index)
+        if head is None:
+            number = index if index == 0 else self.index(index).id
+            head = self._index_heads[index] = b"\x10" + pack(self.id) + b"\x11" + pack(number)
+        return head
 
     def index(self, index: int | str) -> IndexDefinition:
         """Return an index by id or name. Raise the error of a server if it does not exist."""

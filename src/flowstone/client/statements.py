@@ -108,7 +108,7 @@ class UpdateOrDelete(ClientStatement[R | None]):
         self._form = form
 
     def body(self, schema: KnownSchema) -> bytes:
-        head = _index_head(schema.space(self._space), self._index)
+        head = schema.space(self._space).index_head(self._index)
         if self._operations is None:
             return b"".join((b"\x83", head, b"\x20", self._key))
         return b"".join((b"\x84", head, b"\x20", self._key, b"\x21", self._operations))
@@ -137,7 +137,7 @@ class Get(ClientStatement[R | None]):
         count = _array_size(self._key)
         if not index.unique or count != len(index.parts):
             raise _not_one(space, index.unique, len(index.parts), count)
-        return b"".join((b"\x84", _index_head(space, index.id), b"\x12\x02\x20", self._key))
+        return b"".join((b"\x84", space.index_head(self._index), b"\x12\x02\x20", self._key))
 
     def result(self, body: bytes, schema: KnownSchema) -> R | None:
         found = _one_of(body)
@@ -169,7 +169,7 @@ class Select(ClientStatement[list[R]]):
         self._rest = pack(numbers)[1:] + b"\x20" + pack_key(key)
 
     def body(self, schema: KnownSchema) -> bytes:
-        return b"".join((b"\x86", _index_head(schema.space(self._space), self._index), self._rest))
+        return b"".join((b"\x86", schema.space(self._space).index_head(self._index), self._rest))
 
     def result(self, body: bytes, schema: KnownSchema) -> list[R]:
         numbers, read = schema.space(self._space).numbers, self._form.read
@@ -196,12 +196,6 @@ class CallOrEval(ClientStatement[tuple[Any, ...]]):
         if not isinstance(values, tuple):
             raise RemoteProtocolError("response to a call has no array of values")
         return values
-
-
-def _index_head(space: KnownSpace, index: int | str) -> bytes:
-    """Return the two entries of a body that name the index."""
-    number = index if index == 0 else space.index(index).id
-    return b"".join((b"\x10", pack(space.id), b"\x11", pack(number)))
 
 
 def _array_size(raw: bytes) -> int:

@@ -47,6 +47,10 @@ class MessagePackError(RemoteProtocolError):
 ERROR_DEPTH_MAX = 8
 """Depth of errors inside the details of errors. Each level is a call of the C decoder, with 40 KiB of stack."""
 
+BUFFER_SIZE = 512
+"""First size of the buffer for a packed value. The default of the library, 256 KiB, takes longer to allocate than most
+values to pack."""
+
 SMALL = 512
 """Size up to which claimed lengths are not checked: so short a value cannot claim a harmful amount of memory."""
 
@@ -57,7 +61,7 @@ def pack(value: Any) -> bytes:
     A standard datetime with a timezone is accepted; it decodes as `Datetime`.
     """
     try:
-        data: bytes = msgpack.packb(value, default=_encode, unicode_errors="surrogateescape")
+        data: bytes = msgpack.packb(value, default=_encode, unicode_errors="surrogateescape", buf_size=BUFFER_SIZE)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise LocalProtocolError(f"cannot encode as MessagePack: {error}") from error
     return data
