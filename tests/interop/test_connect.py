@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,13 +17,13 @@ import flowstone
 from tests.conftest import FULL
 from tests.interop.cluster import Cluster, not_for_stand_ins
 from tests.interop.compare import assert_converged
-from tests.interop.member import SECONDS, Member
+from tests.interop.member import SECONDS, Member, wait_ready
 from tests.interop.mesh import SYNCHRONOUS, Mesh, keys
 
 CLIENTS, WRITERS = (10, 20) if FULL else (2, 4)
 """Clients, and writers of each, all with one write in flight."""
 
-RUN_SECONDS, PACE_SECONDS = (600.0, 0.1) if FULL else (0.0, 0.01)
+RUN_SECONDS, PACE_SECONDS = (600.0, 0.5) if FULL else (0.0, 0.01)
 BETWEEN = 30
 KEYS_EACH = 1_000_000
 REQUEST_SECONDS = 30.0
@@ -100,7 +101,8 @@ async def _kill_leaders(mesh: Mesh, reported: Reported) -> None:
         leader = await blocking(mesh.wait_leader)
         leader.kill()
         await reported.more()
-        await blocking(leader.start)
+        leader.launch()
+        await blocking(partial(wait_ready, leader, seconds=5 * SECONDS))
         if time.monotonic() > deadline:
             await reported.more()
             return
