@@ -171,6 +171,18 @@ async def test_value_of_a_key_is_watched_at_the_leader(pair: tuple[Upstream, Ups
         assert len(told) == count
 
 
+async def test_watcher_that_fails_is_logged_and_disturbs_nothing(
+    node: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(value: Any) -> None:
+        raise ZeroDivisionError
+
+    async with flowstone.connect(node.uri) as client:
+        client.watch("box.status", fails)
+        await until(lambda: "watcher of 'box.status' failed" in caplog.text)
+        assert await client.space("fruit").get(1) is None
+
+
 async def test_lost_answer_of_a_write_is_an_unknown_outcome(node: Upstream) -> None:
     async with flowstone.connect(node.uri) as client:
         fruit = client.space("fruit")

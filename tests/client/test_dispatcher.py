@@ -77,6 +77,14 @@ async def test_cancelled_request_does_not_disturb_others() -> None:
         assert await second == (1,)
 
 
+async def test_malformed_answer_of_a_write_is_an_unknown_outcome() -> None:
+    async with scripted((0, b"\x81\x30\x01")) as (uri, script), flowstone.connect(uri) as client:
+        with pytest.raises(flowstone.OutcomeUnknown, match="no array of tuples"):
+            await client.space("fruit").insert((1,))
+        assert await client.space("fruit").insert((1,)) == (1,)
+        assert script.asked == [INSERT, INSERT]
+
+
 async def test_value_that_cannot_be_encoded_is_an_error_of_its_request() -> None:
     async with scripted() as (uri, _), flowstone.connect(uri) as client:
         fruit = client.space("fruit")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,6 +55,8 @@ _ERRNO = re.compile(r"\[Errno (\d+)\]")
 # A push and an event have the sync of a request but are not its response.
 _NO_ANSWERS = (RequestType.CHUNK.value, RequestType.EVENT.value)
 
+LOG = logging.getLogger("flowstone.client")
+
 Listener = Callable[[Any], None]
 """Called with the value of a watched key; None while it has no value."""
 
@@ -69,7 +72,7 @@ class Submitted(Protocol):
     """The time of the monotonic clock at which `Connection.expire` gives the request up."""
 
     def answered(self, response: Response) -> None:
-        """Take the response to one request. A RemoteProtocolError of this call closes the connection."""
+        """Take the response to one request. A RemoteProtocolError fails the request, and closes the connection."""
         ...
 
     def failed(self, sync: int, error: FlowstoneError, *, was_sent: bool) -> None:
@@ -439,7 +442,11 @@ class Connection:
         pending = self._waiting.pop(response.sync, None)
         if pending is None:
             raise PacketError(f"response to unknown request {response.sync}")
-        pending.answered(response)
+        try:
+            pending.answered(response)
+        except RemoteProtocolError as error:
+            pending.failed(response.sync, error, was_sent=True)
+            raise
 
     def _tell(self, event: Response) -> None:
         """Pass an event to its listeners, and acknowledge it: the server sends the next one only then."""
@@ -451,7 +458,10 @@ class Connection:
         value = self._values[key] = body.get(Key.EVENT_DATA)
         self._write_watch(RequestType.WATCH, key)
         for listener in list(listeners):
-            listener(value)
+            try:
+                listener(value)
+            except Exception:  # code of the application
+                LOG.exception("watcher of %r failed", key)
 
     def _fail(self, failure: FlowstoneError) -> None:
         """Record the first failure, and fail all pending requests with it; later requests fail with it, too."""

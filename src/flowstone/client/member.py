@@ -24,7 +24,8 @@ from flowstone.replication.vclock import VClock
 POLL_SECONDS: Final = 0.5
 """Interval of VOTE, and so the resolution of timeouts and of `read_from`."""
 
-RECONNECT_SECONDS: Final = 0.2
+RECONNECT_SECONDS, RECONNECT_SECONDS_MAX = 0.2, 2.0
+"""Pause before a member is connected again; it doubles with each failure."""
 
 REFUSED_SECONDS: Final = 1.0
 """How long a member that refused a write comes after the others, although it calls itself writable."""
@@ -89,9 +90,11 @@ class PoolMember:
                     self.schema = schema
 
     async def _live(self) -> None:
+        pause = RECONNECT_SECONDS
         while True:
             try:
                 async with await Connection.open(self._outside, self.uri, timeout=self._timeout) as connection:
+                    pause = RECONNECT_SECONDS
                     await self._observe(connection)
             except FlowstoneError as error:
                 self.error = error
@@ -99,7 +102,8 @@ class PoolMember:
                 self.connection, self.schema, self.is_read_only, self.refusal = None, None, True, None
                 self.fresh_as_of = self.asked = -inf
             self._on_change(self)
-            await self._outside.clock.sleep(RECONNECT_SECONDS)
+            await self._outside.clock.sleep(pause)
+            pause = min(2 * pause, RECONNECT_SECONDS_MAX)
 
     async def _observe(self, connection: Connection) -> None:
         """Report the state of the member until the connection is lost; then raise its error."""
