@@ -21,6 +21,12 @@ from flowstone import limestone
 from flowstone.spark import Mirror, lake_tables, restore, session, verify
 
 
+@dataclass
+class Order:
+    id: int
+    status: str
+
+
 async def nodes(node: flowstone.Node) -> None:
     assert_type(flowstone.Node("data", listen=3301, replication=["db1:3301"], election_mode="voter"), flowstone.Node)
     flowstone.Node("data", lisen="127.0.0.1:3301")  # type: ignore[call-arg]
@@ -32,6 +38,9 @@ async def nodes(node: flowstone.Node) -> None:
     assert_type(orders.get(42), flowstone.Tuple | None)
     assert_type(orders.index("by_status").select("late", limit=10), list[flowstone.Tuple])
     assert_type(await orders.insert((42, "new")), flowstone.Tuple)
+    assert_type(orders[42], flowstone.Tuple)
+    assert_type(orders.as_(Order).get(42), Order | None)
+    assert_type(await orders.as_(Order).insert(Order(42, "new")), Order)
     orders.select(limit="10")  # type: ignore[arg-type]
     async with node.transaction() as transaction:
         assert_type(transaction.space("orders").insert((42, "new")), flowstone.Tuple)
@@ -50,12 +59,6 @@ async def replicas() -> None:
     flowstone.follow("db1:3301", connect_timeout="10")  # type: ignore[arg-type]
     async with flowstone.Archive("db1:3301", "/backup/db1") as archive:
         assert_type(archive.settled, flowstone.VClock)
-
-
-@dataclass
-class Order:
-    id: int
-    status: str
 
 
 async def clients() -> None:

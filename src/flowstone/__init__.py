@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from flowstone.node.changes import Change, SettledChange
     from flowstone.node.configuration import Configuration, NodeOptions
     from flowstone.node.node import Node, NotRunning
+    from flowstone.node.object_spaces import ObjectIndex, ObjectSpace
     from flowstone.node.server.procedure_call import ProcedureCall, procedure
     from flowstone.node.spaces import Index, Space, TransactionIndex, TransactionSpace, ViewIndex, ViewSpace
     from flowstone.node.statistics import DiskUsage, Statistics
@@ -107,6 +108,8 @@ __all__ = [
     "NotAnArchive",
     "NotReached",
     "NotRunning",
+    "ObjectIndex",
+    "ObjectSpace",
     "Order",
     "OutcomeUnknown",
     "ProcedureCall",
@@ -178,6 +181,8 @@ __getattr__ = lazy_names(
         "NotAnArchive": "archive.manifest",
         "NotReached": "replica.replica",
         "NotRunning": "node.node",
+        "ObjectIndex": "node.object_spaces",
+        "ObjectSpace": "node.object_spaces",
         "Order": "replication.vclock",
         "ProcedureCall": "node.server.procedure_call",
         "RecoveryError": "node.wal.replay",

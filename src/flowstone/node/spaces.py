@@ -28,8 +28,10 @@ from flowstone.box.engine.keys import Key, KeyKind, Span
 from flowstone.box.engine.read_view import ReadView
 from flowstone.box.engine.space import EngineSpace as BoxSpace
 from flowstone.box.engine.transaction import BoxTransaction
+from flowstone.box.row_forms import ObjectForm
 from flowstone.box.tuples import Tuple, field_numbers
 from flowstone.iproto import errors
+from flowstone.node.object_spaces import ObjectSpace
 
 if TYPE_CHECKING:
     from flowstone.box.box import Box
@@ -163,8 +165,23 @@ class Reads(ABC):
         """Iterate over all tuples of this moment, in the order of the index."""
         return iter(self.select(iterator="ALL"))
 
+    def __reversed__(self) -> Iterator[Tuple]:
+        """Iterate over all tuples of this moment, in the reverse order of the index."""
+        return iter(self.select(iterator="REQ"))
+
     def __contains__(self, key: Any) -> bool:
         return self.get(key) is not None
+
+    def __getitem__(self, key: Any) -> Tuple:
+        """Return the tuple with this key of a unique index.
+
+        Raises:
+            KeyError: There is none.
+        """
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
 
 
 class Index(Reads):
@@ -311,6 +328,17 @@ class Space(Index):
         """
         found = self._box.space(self._space_id).index(index)
         return Index(self._writer, self._space_id, found.definition.id)
+
+    def as_(self, kind: type[T]) -> ObjectSpace[T]:
+        """Return the space with rows as objects of `kind`.
+
+        Args:
+            kind: A dataclass or `msgspec.Struct` whose fields have names of the format.
+
+        Raises:
+            LocalProtocolError: `kind` is no such class.
+        """
+        return ObjectSpace(self, ObjectForm(kind))
 
     async def insert(self, fields: Fields) -> Tuple:
         """Insert a tuple.
