@@ -285,6 +285,15 @@ def test_lane_stops_before_a_write_that_is_synchronous() -> None:
     assert lane.execute(buf, found.cells, 1, 2, tables, True) == 1
 
 
+@pytest.mark.parametrize("form", [COMPILED, INTERPRETED], ids=["compiled", "interpreted"])
+def test_lane_has_room_for_a_key_with_a_field_twice(form: Form) -> None:
+    compared = Compared(definition(SPACE, on("0:string"), on("0:string", unique=False)), form)
+    for size in (500, 1500, 3500, 8000):  # each nearly fills the room that the one before needed
+        compared.execute(request(REPLACE, TUPLE=("\0" * size,)))
+    assert compared.taken == 4
+    assert contents(compared.box) == contents(compared.plain)
+
+
 def test_open_view_keeps_the_tuples_from_before_the_writes() -> None:
     compared = Compared(SPACES[0])
     for packet in TAKEN[:3]:

@@ -112,8 +112,11 @@ class Table:
     # --- tuples ---
 
     def make_room(self, size: int) -> None:
-        """Make room in the scratch array for a key or a tuple made of `size` bytes of input."""
-        size = FIXED_SIZE_MAX * self.part_count + 2 * size + _OUT_SIZE
+        """Make room in the scratch array for a key or a tuple made of `size` bytes of input.
+
+        Zero bytes in a key take twice their size. A field that a secondary and the primary key share is there twice.
+        """
+        size = FIXED_SIZE_MAX * self.part_count + 4 * size + _OUT_SIZE
         if size > self.out.shape[0]:
             self.out = np.empty(2 * size, np.uint8)
 
