@@ -19,7 +19,7 @@ from flowstone.cli.command import App
 from flowstone.cli.demo import demo
 from flowstone.cli.lake import mirror, restore, verify
 from flowstone.cli.limestone import commands as limestone
-from flowstone.cli.logs import archive, cat, play
+from flowstone.cli.logs import archive, backup, cat, play
 from flowstone.cli.node import serve
 from flowstone.cli.output import quiet
 from flowstone.cli.replica_set import (
@@ -58,6 +58,7 @@ app.command("cat", epilog=f"{cat.EXAMPLE}\n\n{EXIT_CODES}")(quiet(cat.cat))
 app.command("play", epilog=f"{play.EXAMPLE}\n\n{EXIT_CODES}")(quiet(play.play))
 app.command("serve", cls=serve.PlainHelp, epilog=f"{serve.EXAMPLE}\n\n{SERVE_EXIT_CODES}")(quiet(serve.serve))
 app.command("archive", epilog=f"{archive.EXAMPLE}\n\n{archive.EXIT_CODES}")(quiet(archive.archive))
+app.command("backup", epilog=f"{backup.EXAMPLE}\n\n{backup.EXIT_CODES}")(quiet(backup.backup))
 app.command("status", epilog=f"{status.EXAMPLE}\n\n{status.EXIT_CODES}")(quiet(status.status))
 app.command("explain", epilog=f"{explain.EXAMPLE}\n\n{explain.EXIT_CODES}")(quiet(explain.explain))
 app.command("promote", epilog=f"{promote.PROMOTE_EXAMPLE}\n\n{members.EXIT_CODES}")(quiet(promote.promote))
