@@ -26,7 +26,6 @@ EXCEPTIONS: dict[str, Difference] = {
     "AUTH: of an unknown user": Difference(SAME_ERROR, UNKNOWN_USER),
     "AUTH: as a role": Difference(SAME_ERROR, UNKNOWN_USER),
     "AUTH: with an empty name": Difference(SAME_ERROR, UNKNOWN_USER),
-    "CALL: EVAL": Difference(NO_LUA, "error 5 'Flowstone does not support EVAL"),
     "CALL: EXECUTE": Difference(NO_SQL, "error 5 'Flowstone does not support SQL"),
     "CALL: PREPARE": Difference(NO_SQL, "error 5 'Flowstone does not support SQL"),
     "create a secondary index: with a function that does not exist": Difference(

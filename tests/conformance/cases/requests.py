@@ -144,7 +144,6 @@ functions = group(
         "a name with a dot at its end": call("box."),
         "a name with two dots": call("box..info"),
         "an unknown table": call("nothing.at.all"),
-        "EVAL": request(8, expr="return 1", tuple=[]),
         "EVAL without an expression": request(8, tuple=[]),
         "EXECUTE": request(11, sql_text="SELECT 1", sql_bind=[]),
         "PREPARE": request(13, sql_text="SELECT 1"),

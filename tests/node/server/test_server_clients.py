@@ -64,8 +64,6 @@ def everything_of_tarantool_python(port: int) -> None:
     with pytest.raises(tarantool_python.DatabaseError) as caught:
         space.insert((1, "ann"))
     assert caught.value.args[0] == 3
-    with pytest.raises(tarantool_python.DatabaseError, match="does not support EVAL"):
-        connection.eval("return 1")
     with pytest.raises(tarantool_python.DatabaseError) as caught:
         connection.execute("SELECT 1")
     assert caught.value.args[0] == 5
@@ -139,7 +137,6 @@ table.insert(seen, people.index.pk:count())
 table.insert(seen, c:call('add', {2, 3}))
 table.insert(seen, c:call('box.info').status)
 table.insert(seen, fails(people.insert, people, {1, 'x'}))
-table.insert(seen, fails(c.eval, c, 'return 1'))
 local guest = net.connect('127.0.0.1:PORT')
 local _, e = pcall(guest.call, guest, 'add')
 table.insert(seen, {e.code, e.type, e.access_type, e.object_type, e.object_name})
@@ -165,6 +162,5 @@ async def test_net_box_of_a_real_server_supports_its_requests(dialect: Dialect, 
         5,
         "running",
         [3, "ClientError", "Duplicate key exists in unique index 'pk' in space 'people'"],
-        [5, "ClientError", "Flowstone does not support EVAL: register a Python function and CALL it"],
         [42, "AccessDeniedError", "Execute", "function", "add"],
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -543,10 +544,21 @@ async def test_vote_returns_the_ballot(client: Conversation) -> None:
     assert (await old(client.instance).request(RequestType.VOTE))[0x29] == {1: False, 4: False, 2: {1: 1}, 3: {}}
 
 
-@pytest.mark.parametrize("type", [RequestType.EVAL, RequestType.EXECUTE, RequestType.PREPARE])
-async def test_lua_and_sql_are_rejected_as_unsupported(client: Conversation, type: RequestType) -> None:
-    with raises(errors.Unsupported, "Flowstone does not support (EVAL|SQL): "):
-        await client.request(type, {0x27: "return 1", 0x40: "SELECT 1", 0x21: ()})
+@pytest.mark.parametrize("type", [RequestType.EXECUTE, RequestType.PREPARE])
+async def test_sql_is_rejected_as_unsupported(client: Conversation, type: RequestType) -> None:
+    with raises(errors.Unsupported, "Flowstone does not support SQL: "):
+        await client.request(type, {0x40: "SELECT 1", 0x21: ()})
+
+
+async def test_lua_is_rejected_with_the_name_of_its_extra_when_it_is_not_installed(
+    client: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lupa", None)
+    with raises(errors.Unsupported, r"Flowstone does not support EVAL without Lua: pip install 'flowstone\[lua\]'"):
+        await client.request(RequestType.EVAL, {0x27: "return 1", 0x21: ()})
+    await client.call("box.schema.func.create", "f", {"body": "function() end"})
+    with raises(errors.Unsupported, r"Flowstone does not support function 'f' without Lua: pip install"):
+        await client.call("f")
 
 
 @pytest.mark.parametrize("type", [RequestType.JOIN, RequestType.SUBSCRIBE])

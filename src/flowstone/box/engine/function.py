@@ -1,7 +1,6 @@
 """Definitions of functions, as stored in `_func`: name, owner, and how a function may be called.
 
-These are definitions only. The node runs registered Python functions and built-in functions instead. Bodies in Lua or C
-are kept and replicated, never run.
+These are definitions only. `node/lua/` runs bodies in Lua; functions in C are kept and replicated, never run.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def call(
     string: `Ada` needs no quotes. To pass the string 5, write `'"5"'`, or use --strings. The results are printed as a
     YAML list, one item for each. A server's error is printed with its name and code.
 
-    A node has no Lua. It has the functions of its program, and built-in functions with Tarantool's names. The command
-    asks for no confirmation, even if the function changes data.
+    A node has the functions of its program, built-in functions with Tarantool's names, and stored functions in Lua if
+    the extra flowstone[lua] is installed. The command asks for no confirmation, even if the function changes data.
     """
     from flowstone.cli import event_loop
 

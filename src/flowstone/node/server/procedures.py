@@ -2,7 +2,7 @@
 
 This module looks up names and runs procedures. The built-in procedures are in `procedures_box.py` (box.info, box.cfg,
 …), `procedures_schema.py` (box.schema.*, box.sequence.*) and `procedures_space.py` (methods of spaces and indexes). The
-caller has checked the right of the user to call. There is no Lua: an unknown name is error 33.
+caller has checked the right of the user to call. Functions in Lua are run by `node/lua/`, if its extra is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flowstone.box.engine.transaction import BoxTransaction, InteractiveTransaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.box.tuples import Tuple
 from flowstone.errors import LocalProtocolError
 from flowstone.iproto import errors
@@ -25,6 +25,7 @@ from flowstone.node.server.procedure_call import PythonProcedure
 from flowstone.node.server.watchers import Watchers
 
 if TYPE_CHECKING:
+    from flowstone.node.lua.host import LuaHost
     from flowstone.node.server.session import Session
 
 LOG = logging.getLogger("flowstone.node")
@@ -47,7 +48,7 @@ class Call:
     arguments: tuple[Any, ...]
     user: int
     session: Session
-    transaction: InteractiveTransaction | None = None
+    transaction: BoxTransaction | None = None
     sync: int = 0
 
     def get(self, number: int) -> Any:
@@ -107,25 +108,68 @@ Finder = Callable[[Instance, str], Procedure | None]
 
 
 class Procedures:
-    """Built-in procedures by name, and finders for others."""
+    """Built-in procedures by name, finders for others, and functions in Lua."""
 
     def __init__(self, table: dict[str, Procedure], finders: tuple[Finder, ...]) -> None:
         self._table = table
         self._finders = finders
+        self._lua: LuaHost | None = None
 
     def run(self, call: Call) -> Outcome:
-        """Run the procedure that the call names. A registered function hides a built-in procedure of the same name."""
+        """Run the procedure that the call names.
+
+        A registered function hides a stored function with a body, which hides a built-in procedure of the same name.
+        The global functions of Lua come last.
+        """
         function = call.instance.functions.get(call.name)
         if function is not None:
             return _run_function(call, function)
-        procedure = self._table.get(call.name)
+        definition = call.instance.box.functions.get(call.name)
+        if definition is not None and definition.body and definition.language == "LUA":
+            return self._host(call.instance, f"function '{call.name}'").run_stored(call, definition)
+        procedure = self._find(call.instance, call.name)
+        if procedure is not None:
+            return procedure(call)
+        outcome = self._lua.run_global(call) if self._lua is not None else None
+        if outcome is None:
+            raise _not_defined(call.name)
+        return outcome
+
+    def run_built_in(self, call: Call) -> Outcome:
+        """Run the built-in procedure that the call names."""
+        procedure = self._find(call.instance, call.name)
+        if procedure is None:
+            raise _not_defined(call.name)
+        return procedure(call)
+
+    def evaluate(self, call: Call, expression: bytes) -> Outcome:
+        """Run the text of an EVAL."""
+        return self._host(call.instance, "EVAL").evaluate(call, expression)
+
+    def _find(self, instance: Instance, name: str) -> Procedure | None:
+        procedure = self._table.get(name)
         for finder in self._finders:
             if procedure is not None:
                 break
-            procedure = finder(call.instance, call.name)
-        if procedure is None:
-            raise errors.NoSuchProc(f"Procedure '{call.name}' is not defined")
-        return procedure(call)
+            procedure = finder(instance, name)
+        return procedure
+
+    def _host(self, instance: Instance, what: str) -> LuaHost:
+        if self._lua is None:
+            from flowstone.node.lua.host import LuaHost
+            from flowstone.node.lua.runtime import LuaMissing
+
+            try:
+                self._lua = LuaHost(instance, self.run_built_in, lambda name: self._find(instance, name) is not None)
+            except LuaMissing as error:
+                raise errors.Unsupported(
+                    f"Flowstone does not support {what} without Lua: pip install 'flowstone[lua]'"
+                ) from error
+        return self._lua
+
+
+def _not_defined(name: str) -> errors.TarantoolError:
+    return errors.NoSuchProc(f"Procedure '{name}' is not defined")
 
 
 def value(*values: Any) -> Results:

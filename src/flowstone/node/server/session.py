@@ -460,9 +460,16 @@ class Session:
     def _results(self, request: Request, results: list[bytes]) -> Reply:
         return self._data(request, rows_of_call_16(results) if request.type == RequestType.CALL_16 else results)
 
-    def _eval(self, request: Request, stream: RequestStream | None) -> Reply:
+    def _eval(self, request: Request, stream: RequestStream | None) -> Answer:
         self._box.access.check_universe(self.user, Privilege.EXECUTE)
-        raise errors.Unsupported("Flowstone does not support EVAL: register a Python function and CALL it")
+        transaction = stream.usable(self._now()) if stream is not None else None
+        arguments = unpack(request.fields.get(_TUPLE, b"\x90"))
+        call = Call(self._instance, self._watchers, "eval", arguments, self.user, self, transaction, request.sync)
+        expression = request.text(Key.EXPR).encode("utf-8", "surrogateescape")
+        results = self._procedures.evaluate(call, expression)
+        if inspect.isawaitable(results):
+            return self._answer_call(request, results)
+        return self._results(request, results)
 
     def _sql(self, request: Request, stream: RequestStream | None) -> Reply:
         raise errors.Unsupported("Flowstone does not support SQL: use SELECT and the other requests of the protocol")
