@@ -305,13 +305,15 @@ class Lake:
         columns: Mapping[str, Sequence[str]] | None = None,
         options: ColumnOptions | None = None,
         types: Mapping[str, Types] | None = None,
+        is_forced: bool = False,
     ) -> dict[int, Merged]:
         """Load many spaces for the first time in one pass: executors write the files, then each table is committed.
 
-        `frame` has three columns, in this order: space id INT, sort key BINARY, tuple BINARY. Rows of spaces that are
-        not in `definitions` are skipped. Tables already at `position` (from a load that was killed between two commits)
-        are left alone. In all other existing tables, the rows of this set are replaced. `moment` is the beginning of
-        the states of a history. `columns` and `types` are given by space name. Returns the commits by space id.
+        `frame` has three columns, in this order: space id INT, sort key BINARY, tuple BINARY. Rows of spaces
+        that are         not in `definitions` are skipped. Tables already at `position` (from a load that was
+        killed between two commits)         are left alone, unless `is_forced`. In all other existing tables,
+        the rows of this set are replaced. `moment` is the beginning of         the states of a history.
+        `columns` and `types` are given by space name. Returns the commits by space id.
         """
         wanted = columns or {}
         declared = types or {}
@@ -319,7 +321,7 @@ class Lake:
             self._schema(each, uuid, history, wanted.get(each.name), options, declared.get(each.name, ()))
             for each in definitions
         ]
-        schemas = [each for each in schemas if not self._is_done(each, uuid, position)]
+        schemas = [each for each in schemas if is_forced or not self._is_done(each, uuid, position)]
         if history and moment is None:
             raise LakeError("history needs a start time", hint="pass moment")
         states = _states_at(moment) if history and moment is not None else None

@@ -135,6 +135,15 @@ def mirror(
             "repeated.",
         ),
     ] = None,
+    resync: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--resync",
+            metavar="ID|NAME",
+            help="Take the table of this space anew, from its current rows, then go on; the other tables stay. May be "
+            "repeated, or a pattern.",
+        ),
+    ] = None,
     on_misfit: Annotated[
         Literal["quarantine", "stop"],
         typer.Option(
@@ -269,6 +278,7 @@ def mirror(
             strings_as=strings_as,
             types=_types(types or (), config),
             retype={f"{space}.{name}": str(kind) for space, name, kind in FieldTypes.parse(retype or ())},
+            resync=[int(text) if text.isdecimal() else text for text in resync or ()],
             on_misfit=on_misfit,
             mask={f"{each.space}.{each.field}": each.kind for each in masks},
             mask_salt=mask_salt,

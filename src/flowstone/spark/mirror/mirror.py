@@ -59,6 +59,8 @@ class Mirror:
             that the options above choose.
         retype: Change the types of columns of a lake, in the same form. Their tables are rewritten from the tuples when
             a run starts.
+        resync: Take the tables of these spaces (names, ids or patterns) anew when the first run starts; the others go
+            on.
         mask: Masks by `SPACE.FIELD`, such as `{"users.email": "sha256"}`. They need `spool`.
         mask_salt: Key that turns sha256 into an HMAC.
         spool: Directory that keeps the log of live sources until it is in the lake and, with masks, the unmasked tuples
@@ -112,6 +114,7 @@ class Mirror:
         strings_as: Literal["string", "binary"] = "string",
         types: Mapping[str, str] | None = None,
         retype: Mapping[str, str] | None = None,
+        resync: int | str | Collection[int | str] = (),
         mask: Mapping[str, MaskKind] | None = None,
         mask_salt: str | None = None,
         spool: str | PathLike[str] | None = None,
@@ -140,6 +143,7 @@ class Mirror:
             types=ColumnOptions(unsigned_as, decimal_scale, strings_as),
             field_types=FieldTypes.of(types or {}),
             retype=FieldTypes.of(retype or {}),
+            resync=tuple(_listed(resync)),
             history=history,
             changes=changes,
             trigger_seconds=trigger_seconds,
@@ -226,7 +230,9 @@ class Mirror:
         try:
             with self._session() as spark:
                 run = MirrorRun(spark, checked, self._place, options, on_event=self._tell, stopping=self._stopping)
-                return run.run()
+                done = run.run()
+                self._options = replace(self._options, resync=())
+                return done
         finally:
             self._stopping.clear()
 

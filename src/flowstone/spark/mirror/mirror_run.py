@@ -36,7 +36,7 @@ from flowstone.spark.lake import Lake
 from flowstone.spark.lake import LakeProgress as Saved
 from flowstone.spark.mirror import progress as events
 from flowstone.spark.mirror.batch import BatchJob, Executors, Truncation, at
-from flowstone.spark.mirror.choice import MirrorChoice, Spaces, TableChanges, changes_between
+from flowstone.spark.mirror.choice import MirrorChoice, Spaces, TableChanges, changes_between, names
 from flowstone.spark.mirror.field_types import FieldTypes
 from flowstone.spark.mirror.sources import DirectorySource, LiveSource, MirrorSource
 from flowstone.spark.mirror.start_checks import (
@@ -128,6 +128,7 @@ class MirrorOptions:
     types: ColumnOptions = field(default_factory=ColumnOptions)
     field_types: FieldTypes = field(default_factory=FieldTypes)
     retype: FieldTypes = field(default_factory=FieldTypes)
+    resync: tuple[int | str, ...] = ()
     history: bool = False
     changes: bool | None = None
     """Keep change tables; None: as the lake does, and not in a new lake."""
@@ -247,6 +248,8 @@ class MirrorRun:
         with ExitStack() as stack:
             stack.enter_context(lake_lock(self._place.lake))
             self._open(stack)
+            for stream in self._streams:
+                self._resync(stream)
             self._loop()
         seconds = time.monotonic() - begun
         done = events.MirrorStopped(self._positions, self._meter.changes, self._meter.batches, round(seconds, 3))
@@ -501,6 +504,32 @@ class MirrorRun:
         self._meter.batch(time.monotonic(), time.monotonic() - begun, None)
         self._tell(events.MirrorSnapshot(stream.uuid, position.to_mapping(), rows))
         self._report(force=True)
+
+    def _resync(self, stream: _Stream) -> None:
+        """Replace the tables of `--resync` by the current rows of their spaces.
+
+        A table may then be ahead of the others: its changes up to the new position are skipped, as after a crash.
+        """
+        chosen = {
+            space_id: space
+            for space_id, space in stream.spaces.items()
+            if any(names(each, space) for each in self._options.resync)
+        }
+        if not chosen or stream.position is None:
+            return
+        with stream.source.state_of(sorted(chosen), stream.position, self._executors) as state:
+            for space in chosen.values():
+                now = state.schema.get(space.id)
+                if now is None or (now.name, now.shape) != (space.name, space.shape):
+                    raise LakeError(
+                        f"space {space.name!r} has another definition now than in the lake",
+                        hint="mirror without --resync until the lake has caught up, then try again",
+                    )
+            self._tables.load(state.rows, chosen, stream.uuid, state.position, state.time, is_forced=True)
+        self._touched |= {space.name for space in chosen.values()}
+        for space in chosen.values():
+            self._tell(events.MirrorTable(space.name, "resynced", f"at {state.position}"))
+        self._tables.list_tables(state.time)
 
     # --- batches ---
 

@@ -61,7 +61,8 @@ class MirrorSnapshot(MirrorEvent, frozen=True, tag="snapshot"):
 
 
 class MirrorTable(MirrorEvent, frozen=True, tag="table"):
-    """A table followed a definition. `what` is created, altered, renamed, dropped, truncated, replaced or retyped.
+    """A table followed a definition. `what` is created, altered, renamed, dropped, truncated, replaced, retyped or
+    resynced.
 
     `reset`: the change table of this table lacks changes, and continues from the state of the table.
     """

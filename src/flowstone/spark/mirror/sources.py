@@ -9,26 +9,35 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from flowstone.archive.definitions_file import DefinitionRow
 from flowstone.archive.events import ArchiveEvent
 from flowstone.archive.events import Progress as ArchiveProgress
 from flowstone.archive.events import Stopped as ArchiveStopped
+from flowstone.box.schema import Schema
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
 from flowstone.outside import production
-from flowstone.outside.disk import AlreadyLocked
+from flowstone.outside.disk import DIRECTORY_MODE, AlreadyLocked
 from flowstone.replication.vclock import VClock
+from flowstone.spark.fold.change_frames import SliceRows
+from flowstone.spark.fold.state_frames import state_frame
 from flowstone.spark.index.limestone_index import is_limestone
 from flowstone.spark.index.limestone_log import LimestoneLog
 from flowstone.spark.index.log import Log
-from flowstone.spark.index.log_index import ArchiveIndex
+from flowstone.spark.index.log_index import ArchiveIndex, DataLoss
+from flowstone.spark.index.slice_bytes import Transport
 from flowstone.spark.mirror.batch import ArchiveJob, BatchJob, Executors
 from flowstone.spark.mirror.limestone_batch import LimestoneJob
 from flowstone.spark.sources.tarantool.spool import Spool
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 POLL_SECONDS: Final = 0.2
 
@@ -73,7 +82,23 @@ class MirrorSource(Protocol):
         """Note that all rows up to `position` are in the lake, so the source may drop them."""
         ...
 
+    def state_of(
+        self, spaces: Collection[int], position: VClock, executors: Executors
+    ) -> AbstractContextManager[CurrentState]:
+        """Return the rows of some spaces at or after a settled position, readable within the block."""
+        ...
+
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentState:
+    """Rows of a snapshot (space id, sort key, tuple), its position and time, and the definitions then in force."""
+
+    rows: SliceRows | DataFrame
+    position: VClock
+    time: int
+    schema: Schema
 
 
 class DirectorySource:
@@ -128,6 +153,16 @@ class DirectorySource:
     def collect(self, position: VClock) -> None:
         pass
 
+    @contextmanager
+    def state_of(self, spaces: Collection[int], position: VClock, executors: Executors) -> Iterator[CurrentState]:
+        log = self.index
+        if isinstance(log, ArchiveIndex):
+            transport: Transport = "file" if executors.transport == "file" else "inline"
+            rows = state_frame(executors.spark, log, position, spaces=spaces, transport=transport)
+            yield CurrentState(rows, position, log.time_at(position), log.schema_at(position).schema)
+        else:
+            yield _newest_state(log, self.job(executors), spaces)
+
     def close(self) -> None:
         pass
 
@@ -149,6 +184,7 @@ class LiveSource:
     ) -> None:
         self.name = ",".join(member.address for member in members)
         self.replicaset_uuid = replicaset_uuid
+        self._members, self._directory = members, directory
 
         def tell(event: ArchiveEvent) -> None:
             # The mirror reports its own progress and stop; those of its spool would only repeat them.
@@ -196,8 +232,33 @@ class LiveSource:
     def check(self) -> None:
         self._spool.check()
 
+    @contextmanager
+    def state_of(self, spaces: Collection[int], position: VClock, executors: Executors) -> Iterator[CurrentState]:
+        """Fetch a new snapshot into a spool of its own: the mirror's spool keeps only rows that are not in the lake."""
+        directory = f"{self._directory}.resync"
+        os.makedirs(directory, mode=DIRECTORY_MODE, exist_ok=True)
+        fetched = Spool.open(self._members, directory, begin="snapshot", is_anew=True)
+        try:
+            state = _newest_state(fetched.index, ArchiveJob(fetched.index, executors), spaces)
+            if not position <= state.position:
+                raise DataLoss(
+                    f"the snapshot of {self.name} is at {state.position}, but the lake is at {position}",
+                    hint="that member lags or has lost rows; try again, or name another member first",
+                )
+            yield state
+        finally:
+            fetched.close()
+            shutil.rmtree(directory, ignore_errors=True)
+
     def collect(self, position: VClock) -> None:
         self._spool.collect(position)
 
     def close(self) -> None:
         self._spool.close()
+
+
+def _newest_state(log: Log, job: BatchJob, spaces: Collection[int]) -> CurrentState:
+    """Return the rows of the newest settled snapshot."""
+    snapshot = [each for each in log.snapshots if each.vclock <= log.settled][-1]
+    position = snapshot.vclock
+    return CurrentState(job.load(snapshot, spaces), position, log.time_of(snapshot), log.schema_at(position).schema)

@@ -116,6 +116,13 @@ def origins_of(
             hint="specify all sources of the lake, or another lake",
         )
     _check_excluded(origins, lake, options, saved)
+    tables = [SpaceDefinition(number, name) for each in saved.values() for number, name in each.tables.items()]
+    for given in options.resync:
+        if not any(names(given, table) for table in tables):
+            raise OtherSettings(
+                f"--resync {given}: {lake} has no table of such a space",
+                hint=f"tables: {', '.join(sorted(table.name for table in tables)) or 'none'}",
+            )
     for origin in origins:
         if options.changes and isinstance(origin.source, DirectorySource) and not origin.source.index.has_times:
             raise OtherSettings(

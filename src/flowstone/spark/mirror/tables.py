@@ -202,8 +202,13 @@ class MirrorTables:
             self._tell(events.MirrorTable(space.name, "created"))
         return versions
 
-    def load(self, frame: ArrowRows, spaces: Spaces, uuid: str, position: VClock, time_us: int) -> int:
-        """Replace the tables with the rows of a frame (space id, sort key, exact tuple). Return the number of rows."""
+    def load(
+        self, frame: ArrowRows, spaces: Spaces, uuid: str, position: VClock, time_us: int, *, is_forced: bool = False
+    ) -> int:
+        """Replace the tables with the rows of a frame (space id, sort key, exact tuple). Return the number of rows.
+
+        Tables that are at `position` already are replaced only with `is_forced`.
+        """
         masks = {space.id: mask for space in spaces.values() if (mask := self._masking.of(space)) is not None}
         columns = {space.name: list(names) for space in spaces.values() if (names := self._choice.columns_of(space))}
         shown: ArrowRows = frame.mapInArrow(partial(mask_rows, masks), LOADED_DDL) if masks else frame
@@ -217,11 +222,13 @@ class MirrorTables:
             columns=columns,
             options=self._types,
             types={space.name: self._field_types.of_space(space) for space in spaces.values()},
+            is_forced=is_forced,
         )
         if masks:
             assert self._exact is not None
             hidden = [spaces[space_id] for space_id in masks]
-            self._exact.load(frame, hidden, uuid, position, columns={space.name: [] for space in hidden})
+            nothing: dict[str, list[str]] = {space.name: [] for space in hidden}
+            self._exact.load(frame, hidden, uuid, position, columns=nothing, is_forced=is_forced)
         for space in spaces.values():
             self._forget(space.name)
             self._register(space.name)
