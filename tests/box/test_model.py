@@ -18,13 +18,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from flowstone.box.box import Box
 from flowstone.box.definitions import SpaceDefinition
-from flowstone.box.engine import bulk, statements
-from flowstone.box.engine.bulk import BulkWrite
+from flowstone.box.engine import statements
 from flowstone.box.engine.read_view import ReadView
 from flowstone.box.engine.transaction import BoxTransaction, InteractiveTransaction, Isolation
+from flowstone.box.lane.statement_lane import StatementLane
+from flowstone.box.lane.table import table_of
+from flowstone.box.lane.writes import Writes
 from flowstone.box.system import TRUNCATE_ID
+from flowstone.iproto import request_scan as scan
+from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import TransactionConflict
 from flowstone.iproto.msgpack import pack
+from flowstone.iproto.packet import encode_request
 from tests.box import model
 from tests.box.model import EQ, Outcome, State, Statement
 from tests.box.programs import (
@@ -41,6 +46,7 @@ from tests.box.programs import (
 )
 from tests.box.spaces import box_with
 from tests.conftest import FULL
+from tests.iproto.scanned_requests import scanned
 
 CONFLICT = 97
 
@@ -108,27 +114,27 @@ class View:
         """By space: a scan of its primary index, and its results so far."""
 
 
-def put_in_bulk(
-    lane: bulk.Lane, type: str, requested: list[Statement], outcomes: list[Outcome], written: BulkWrite
-) -> bool:
-    """Return True if executed; inserts are rejected as a whole if one of them fails."""
-    raws = [pack(statement.values) for statement in requested]
-    data = b"".join(raws)
-    ends = np.cumsum([len(raw) for raw in raws])
-    ats = ends - [len(raw) for raw in raws]
-    buf = np.frombuffer(data, np.uint8)
-    if type == "delete":
-        keys = bulk.request_keys(lane, data, buf, ats, ends)
-        assert keys is not None
-        gone = bulk.delete_many(lane, keys, written)
-        assert [[] if raw is None else [raw] for raw in gone] == [outcome.result for outcome in outcomes]
-        return True
-    found = bulk.tuple_keys(lane, data, buf, ats, ends)
-    assert found is not None
-    put = bulk.insert_many if type == "insert" else bulk.replace_many
-    is_done = put(lane, found, bulk.slices(data, ats, ends), written)
-    assert is_done is not any(isinstance(outcome.result, int) for outcome in outcomes)
-    return is_done
+def put_in_lane(box: Box, space_id: int, requested: list[Statement], wanted: list[Outcome], written: Writes) -> int:
+    """Execute statements in the lane; return their number, which ends before the first that fails."""
+    packets = [packet_of(statement) for statement in requested]
+    found = scanned([b"".join(packets)])
+    table = table_of(box.space(space_id))
+    assert table is not None
+    lane = StatementLane(box)
+    lane.begin(written, 1 << 20)
+    tables = dict.fromkeys(found.cells[scan.CODE].tolist(), table)
+    count = lane.execute(np.frombuffer(found.data, np.uint8), found.cells, 0, len(packets), tables, False)
+    results = [[] if result is None else [result] for result in lane.results]
+    assert results == [outcome.result for outcome in wanted[:count]]
+    assert count == len(wanted) or isinstance(wanted[count].result, int)
+    return count
+
+
+def packet_of(statement: Statement) -> bytes:
+    kind = RequestType[statement.type.upper()]
+    key = Key.KEY if kind is RequestType.DELETE else Key.TUPLE
+    body = {Key.SPACE_ID.value: statement.space, key.value: statement.values}
+    return encode_request(kind, 1, pack(body))
 
 
 def check_order(space: SpaceDefinition, index_id: int, state: State, found: list[bytes]) -> None:
@@ -147,13 +153,13 @@ class Programs(RuleBasedStateMachine):
         super().__init__()
         self.box: Box = box_with(*SPACES.values())
         self.now = Moment(EMPTY, dict.fromkeys(SPACES, 0))
-        self.in_flight: list[tuple[BoxTransaction | BulkWrite, Moment]] = []
+        self.in_flight: list[tuple[BoxTransaction | Writes, Moment]] = []
         self.open: list[Interactive] = []
         self.views: list[View] = []
 
     # --- immediate effects ------------------------------------------------------------------------------------------
 
-    def put_in_flight(self, transaction: BoxTransaction | BulkWrite, after: State) -> None:
+    def put_in_flight(self, transaction: BoxTransaction | Writes, after: State) -> None:
         """Queue a write for the log, as in the node: it is visible at once and logged later."""
         self.in_flight.append((transaction, self.now))
         self.box.in_flight.append(transaction)
@@ -199,19 +205,17 @@ class Programs(RuleBasedStateMachine):
             ).map(lambda program: (space_id, program))
         )
     )
-    def statements_in_bulk(self, program: tuple[int, list[tuple[str, list[tuple[Any, ...]]]]]) -> None:
+    def statements_in_the_lane(self, program: tuple[int, list[tuple[str, list[tuple[Any, ...]]]]]) -> None:
         """Run batches of one statement type each, whose writes can be rolled back together."""
         space_id, stretches = program
-        lane = bulk.lane_of(self.box.space(space_id))
-        assert lane is not None
-        written, state = BulkWrite(), self.now.state
+        written, state = Writes(), self.now.state
         for type, values in stretches:
             requested = [Statement(type, space_id, 0, each[:1] if type == "delete" else each) for each in values]
             outcomes: list[Outcome] = []
             for statement in requested:
                 outcomes.append(expected(outcomes[-1].state if outcomes else state, statement))
-            if put_in_bulk(lane, type, requested, outcomes, written):
-                state = outcomes[-1].state
+            count = put_in_lane(self.box, space_id, requested, outcomes, written)
+            state = outcomes[count - 1].state if count else state
         if written:
             self.put_in_flight(written, state)
 

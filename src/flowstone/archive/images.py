@@ -14,10 +14,11 @@ import numpy as np
 
 from flowstone.archive.settled_tracker import FLAGS_SINCE, newest
 from flowstone.box.box import Box
-from flowstone.box.engine import bulk
-from flowstone.box.engine.keys import Key as BoxKey
 from flowstone.box.engine.space import EngineSpace, Values
 from flowstone.box.engine.transaction import BoxTransaction
+from flowstone.box.lane.rows import codes_of, tables_of
+from flowstone.box.lane.statement_lane import StatementLane
+from flowstone.box.lane.writes import Writes
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
@@ -73,6 +74,7 @@ class Images:
     def __init__(self, box: Box, recovered: RecoveredBox, version: tuple[int, ...]) -> None:
         self._box = box
         self._box.is_recovering = True  # the upstream has already checked the rows
+        self._lane = StatementLane(box)
         self._by_schema = version < FLAGS_SINCE
         self._vclock = VClockBuilder(recovered.vclock)
         self._tracker: SettledTracker[Applied] = SettledTracker(
@@ -106,29 +108,17 @@ class Images:
 
     def _in_bulk(self, slab: Slab, first: int, stop: int) -> list[bytes]:
         """Apply single-row INSERTs or REPLACEs of one space; return [] if they have to be applied one by one."""
-        cells = slab.cells
-        space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
-        lane = bulk.lane_of(space) if space is not None else None
-        if not self._tracker.is_quiet or lane is None or not bulk.takes_writes(lane):
+        if not self._tracker.is_quiet:
             return []
-        ats, ends = cells[scan.TUPLE_AT, first:stop], cells[scan.TUPLE_END, first:stop]
-        keys = bulk.tuple_keys(lane, slab.payload, slab.buf, ats, ends) if (ats >= 0).all() else None
-        if keys is None:
-            return []
-        tuples = bulk.slices(slab.payload, ats, ends)
-        is_insert = int(cells[scan.TYPE, first]) == _INSERT
-        # A key may occur twice: then the second row replaces the tuple of the first.
-        get = lane.primary.get
-        fresh: dict[BoxKey, bytes] = {}
-        olds: list[bytes | None] = []
-        for key, raw in zip(keys, tuples, strict=True):
-            olds.append(fresh.get(key) or get(key))
-            fresh[key] = raw
-        put = bulk.insert_many if is_insert else bulk.replace_many
-        if not put(lane, keys, tuples, bulk.BulkWrite()):
-            return []
+        codes = codes_of(slab.cells[:, first:stop])
+        tables = tables_of(self._box, codes, lambda table: not table.is_sync)
+        with Writes() as written:
+            self._lane.begin(written, 0)
+            if self._lane.execute_rows(slab.buf, slab.cells, first, stop, tables) < stop - first:
+                written.rollback()
+                return []
         self._vclock.merge(newest(slab, first, stop))
-        return [_with_image(slab, number, old, None) for number, old in enumerate(olds, first)]
+        return [_with_image(slab, number, old, None) for number, old in enumerate(written.olds(), first)]
 
     def _each(self, slab: Slab, first: int, stop: int) -> list[bytes]:
         parts: list[bytes] = []

@@ -153,7 +153,6 @@ class Box:
         guards = guards_of(space.definition, self.foreign_keys) if self.dialect.has_constraints else None
         if guards != space.guards:
             space.guards = guards
-            space.lane = NOT_KNOWN
             space.table = NOT_KNOWN
 
     def read_only_error(self) -> errors.TarantoolError:

@@ -34,4 +34,5 @@ cdef i64 scan_request(Source buf, i64 at, i64 end, i64[:, :] cells, i64 row) noe
 cdef i64 array_end(Source buf, i64 at, i64 end) noexcept nogil
 cdef i64 scan_statement(Source buf, i64 at, i64 end, i64[:, :] cells, i64 row) noexcept nogil
 cdef i64 is_statement(i64[:, :] cells, i64 row) noexcept nogil
+cpdef i64 scan_packet(const u8[::1] buf, i64[:, :] cells) noexcept nogil
 cpdef i64 scan_requests(const u8[::1] buf, i64[:, :] spans, i64[:, :] cells) noexcept nogil

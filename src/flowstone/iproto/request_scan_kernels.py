@@ -146,6 +146,13 @@ def is_statement(cells: Cells, row: int) -> int:
     return 1 if parts == 2 and cells[INDEX_BASE, row] == 0 else 0
 
 
+def scan_packet(buf: Bytes, cells: Cells) -> int:
+    """Fill the first column of the table from a packet without its length; return 1 if it is simple, else 0."""
+    simple = scan_request(source(buf), 0, buf.shape[0], cells, 0)
+    cells[CODE, 0] = (cells[TYPE, 0] << TYPE_SHIFT) + cells[SPACE_ID, 0] if simple else -1
+    return simple
+
+
 def scan_requests(buf: Bytes, spans: Cells, cells: Cells) -> int:
     """Tabulate the complete packets of all spans until the table is full; return the number of requests."""
     row = 0

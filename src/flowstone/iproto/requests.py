@@ -7,13 +7,13 @@ violates a rule becomes a request with an `error`, the reply to it: the sync is 
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import msgspec
 
 from flowstone.iproto import errors
-from flowstone.iproto.constants import Key, RequestType, type_name
+from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.packet import UINT_WIDTHS, read_uint
 
@@ -183,55 +183,6 @@ def split_map(body: bytes) -> dict[int, bytes]:
             return _walk(body, {})
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-_SPACE_ID, _LIMIT = Key.SPACE_ID.value, Key.LIMIT.value
-_ZEROS: Final = frozenset((Key.INDEX_ID.value, Key.OFFSET.value, Key.ITERATOR.value))
-"""Optional keys of a plain statement, allowed with their default value 0."""
-
-CONTENT: Final = {
-    RequestType.SELECT.value: Key.KEY.value,
-    RequestType.INSERT.value: Key.TUPLE.value,
-    RequestType.REPLACE.value: Key.TUPLE.value,
-    RequestType.DELETE.value: Key.KEY.value,
-}
-"""The body key of the tuple or key of each plain statement; clients write it last."""
-
-
-def plain_statement(packet: bytes) -> tuple[int, int, int, int] | None:
-    """Return type, sync, space id and the offset of the tuple or key of a plain statement; None for anything else.
-
-    `request_scan.py` does the same for many packets. Raise KeyError or IndexError for invalid packets; what follows the
-    offset is not checked.
-    """
-    # The header as every client writes it: two keys, type and sync, in either order.
-    if packet[0] != 0x82:
-        return None
-    if packet[1] == 0:
-        kind = packet[2]
-        sync, at = read_uint(packet, 4) if packet[3] == 1 else (0, -1)
-    else:
-        sync, at = read_uint(packet, 2) if packet[1] == 1 else (0, -1)
-        kind = packet[at + 1] if packet[at] == 0 else 0
-        at += 2
-    content_key = CONTENT.get(kind)
-    if content_key is None or at < 2:
-        return None
-    space_id, limit = -1, 1
-    count = packet[at] - 0x80
-    at += 1
-    for left in range(count - 1, -1, -1):
-        key = packet[at]
-        if key == content_key:
-            return (kind, sync, space_id, at + 1) if left == 0 and space_id >= 0 and limit else None
-        value, at = read_uint(packet, at + 1)
-        if key == _SPACE_ID:
-            space_id = value
-        elif key == _LIMIT:
-            limit = value
-        elif key not in _ZEROS or value:
-            return None
-    return None
 
 
 def decode_request(packet: bytes, *, is_2_6: bool = False) -> Request:

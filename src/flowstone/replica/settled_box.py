@@ -3,27 +3,28 @@
 Applies whole transactions from slabs, in log order. A synchronous transaction and all later ones are held, undecoded,
 until it is confirmed or rolled back (`replication/settled_position.py`). So changes that are visible in the box or in
 `on_transaction` are never rolled back. Rows of spaces that were not chosen are skipped undecoded; definitions are
-always kept. Runs of plain rows are applied by `box/engine/bulk.py`. Never talks to a peer and never writes to disk.
+always kept. Runs of plain rows are applied by `box/lane/`. Never talks to a peer and never writes to disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from flowstone.box.box import Box
 from flowstone.box.definitions import read_space
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine import bulk
-from flowstone.box.engine.bulk import Lane
-from flowstone.box.engine.keys import Key as IndexKey
 from flowstone.box.engine.space import EngineSpace, Values
 from flowstone.box.engine.transaction import BoxTransaction, Statement
+from flowstone.box.lane.rows import codes_of, tables_of
+from flowstone.box.lane.statement_lane import StatementLane
+from flowstone.box.lane.table import Table
+from flowstone.box.lane.writes import Writes
 from flowstone.box.system import FIRST_USER_SPACE_ID, SPACE_ID, TRUNCATE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
@@ -151,6 +152,7 @@ class SettledBox:
         self.on_transaction: list[Listener] = []
         self.box = snapshot.box
         self.box.is_read_only = True
+        self._lane = StatementLane(self.box)
         self._choice = choice
         self._guard = guard if guard is not None else nullcontext()
         self._by_schema = False
@@ -212,8 +214,8 @@ class SettledBox:
         codes = _codes(slab.cells)
         edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(slab)]
         for first, stop in pairwise(edges):
-            if codes[first] == _LOOK or not self._tracker.is_quiet or not self._in_bulk(slab, first, stop):
-                self._each(slab, first, stop)
+            is_plain = codes[first] != _LOOK and self._tracker.is_quiet
+            self._each(slab, self._in_bulk(slab, first, stop) if is_plain else first, stop)
 
     def _news(self, slab: Slab) -> Slab:
         """Return the slab without rows received before, such as over an earlier connection."""
@@ -224,46 +226,63 @@ class SettledBox:
         is_new = lsns > known[replica_ids]
         return slab if is_new.all() else replace(slab, cells=np.ascontiguousarray(slab.cells[:, is_new]))
 
-    def _in_bulk(self, slab: Slab, first: int, stop: int) -> bool:
-        """Apply single-row transactions of one type and space. Return False, without effect, if they need `_each`."""
+    def _in_bulk(self, slab: Slab, first: int, stop: int) -> int:
+        """Apply single-row transactions of one type and space; return the end of those that do not need `_each`."""
         cells = slab.cells[:, first:stop]
         space = self.box.spaces.get(int(cells[scan.SPACE_ID, 0]))
         if space is None or space.id < FIRST_USER_SPACE_ID or (self._by_schema and space.definition.is_sync):
-            return False
+            return first
         if space.id not in self._kept:
             self._pass_by(slab, cells)
-            return True
-        plain = _plain(space, slab, cells) if stop - first >= BULK_MIN else None
-        if plain is None:
-            return False
+            return stop
+        tables = tables_of(self.box, codes_of(cells), lambda _: True) if len(cells[0]) >= BULK_MIN else {}
+        if not tables:
+            return first
         if self.on_transaction:
-            self._put_each(plain, slab, first, stop)
-        else:
-            with self._guard:
-                plain.put()
-                self._pass_by(slab, cells)
-        return True
+            return self._put_each(space, tables, slab, first, stop)
+        with self._guard:
+            end = first + len(self._execute_rows(slab, first, stop, tables).marks)
+            self._pass_by(slab, slab.cells[:, first:end])
+        return end
+
+    def _execute_rows(self, slab: Slab, first: int, stop: int, tables: dict[int, Table]) -> Writes:
+        """Execute rows up to one that the lane cannot execute."""
+        written = Writes()
+        self._lane.begin(written, 0)
+        self.box.is_recovering = True  # the upstream has already checked the rows
+        try:
+            self._lane.execute_rows(slab.buf, slab.cells, first, stop, tables)
+        finally:
+            self.box.is_recovering = False
+        return written
 
     def _pass_by(self, slab: Slab, cells: Cells) -> None:
         """Advance the positions past rows that are applied or skipped."""
+        if not cells.shape[1]:
+            return
         newest = VClock(replace(slab, cells=cells).newest())
         with self._guard:
             self._vclock.merge(newest)
         self._seen.merge(newest)
         self._tracker.skip_to(self.vclock)
 
-    def _put_each(self, plain: _Plain, slab: Slab, first: int, stop: int) -> None:
-        """Apply the rows one by one, and call the listeners after each."""
-        space, kind, entries = plain.lane.space, plain.kind, zip(plain.keys, plain.tuples, strict=True)
-        for row, (key, raw) in zip(slab.rows(np.arange(first, stop)), entries, strict=True):
+    def _put_each(self, space: EngineSpace, tables: dict[int, Table], slab: Slab, first: int, stop: int) -> int:
+        """Apply the rows one by one, and call the listeners after each; return the end of the rows applied."""
+        end = first
+        for row in slab.rows(np.arange(first, stop)):
             with self._guard:
-                old = plain.lane.primary.set(key, raw)
+                written = self._execute_rows(slab, end, end + 1, tables)
+                if not written:
+                    break
                 self._vclock.follow(row.replica_id, row.lsn)
-            if old is not None or raw is not None:
-                change = SettledChange(Statement(kind, space, row.body), row, old, raw)
+            end += 1
+            if written.changes:
+                index, key, old = written.changes[:3]
+                change = SettledChange(Statement(row.type, space, row.body), row, old, index.get(key))
                 for listener in self.on_transaction:
                     listener([change])
-        self._pass_by(slab, slab.cells[:, first:stop])
+        self._pass_by(slab, slab.cells[:, first:end])
+        return end
 
     def _each(self, slab: Slab, first: int, stop: int) -> None:
         """Pass the transactions to the tracker one by one, and apply the transactions that it releases."""
@@ -393,46 +412,6 @@ class SettledBox:
 
 def _touches_synchronous(arrived: _Arrived) -> bool:
     return arrived.touches_synchronous
-
-
-class _Plain(NamedTuple):
-    """Rows of one type that each change one entry of a space's only index. The tuple of a deletion is None."""
-
-    lane: Lane
-    kind: int
-    keys: list[IndexKey]
-    tuples: Sequence[bytes | None]
-
-    def put(self) -> None:
-        written = bulk.BulkWrite()
-        if self.kind == _DELETE:
-            bulk.delete_many(self.lane, self.keys, written)
-        else:
-            bulk.replace_many(self.lane, self.keys, [raw for raw in self.tuples if raw is not None], written)
-
-
-def _plain(space: EngineSpace, slab: Slab, cells: Cells) -> _Plain | None:
-    """Return the rows as entries; None if the rows must be applied one by one, for example because one is invalid."""
-    kind, lane = int(cells[scan.TYPE, 0]), bulk.lane_of(space)
-    if kind not in (_INSERT, _REPLACE, _DELETE) or lane is None:
-        return None
-    if len(space.served) > 1 or space.sequence is not None:
-        return None
-    is_delete = kind == _DELETE
-    ats, ends = cells[scan.KEY_AT if is_delete else scan.TUPLE_AT], cells[scan.KEY_END if is_delete else scan.TUPLE_END]
-    if (ats < 0).any() or (cells[scan.INDEX_ID] > 0).any():
-        return None
-    find_keys = bulk.request_keys if is_delete else bulk.tuple_keys
-    keys = find_keys(lane, slab.payload, slab.buf, ats, ends)
-    if keys is None or (kind == _INSERT and not _are_new(lane, keys)):
-        return None
-    tuples: Sequence[bytes | None] = [None] * len(keys) if is_delete else bulk.slices(slab.payload, ats, ends)
-    return _Plain(lane, kind, keys, tuples)
-
-
-def _are_new(lane: Lane, keys: list[IndexKey]) -> bool:
-    entries = lane.primary.entries
-    return len(set(keys)) == len(keys) and not any(key in entries for key in keys)
 
 
 def _codes(cells: Cells) -> Cells:

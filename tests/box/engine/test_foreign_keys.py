@@ -14,13 +14,14 @@ from flowstone import Node
 from flowstone.box import system
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine import bulk, statements
+from flowstone.box.engine import statements
+from flowstone.box.lane.table import table_of
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import decode_response
-from flowstone.node.upstream.plain_rows import PlainRows, Replicated
+from flowstone.node.upstream.plain_rows import Replicated
 from tests import real_tarantool
 from tests.box.constraint_programs import (
     Step,
@@ -200,10 +201,9 @@ async def test_bulk_paths_exclude_spaces_with_foreign_keys() -> None:
     client = await make(*FAMILY, space(620, field("id")), index(620, 0, 0))
     box = client.instance.box
     for number, is_free in ((P, False), (C, False), (620, True)):
-        lane = bulk.lane_of(box.space(number))
-        assert lane is not None
-        assert bulk.takes_waiting_writes(lane) is is_free
-        assert (PlainRows(box)._lane(number) is not None) is is_free
+        table = table_of(box.space(number))
+        assert table is not None
+        assert table.is_plain is is_free
 
 
 async def test_pipelined_requests_are_checked(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_lane_takes_all_common_statements(form: Form) -> None:
         request(UPDATE, KEY=(1,), TUPLE=(("=", 3, "much"),)),
         request(UPDATE, KEY=(1,), TUPLE=(("+", 4, 2**64 - 1),)),
         request(UPSERT, TUPLE=ADA, OPS=(("=", 2, "x"), ("?", 1))),
-        request(SELECT, KEY=(36,), INDEX_ID=2, OFFSET=2000, LIMIT=1),
+        request(SELECT, KEY=(36,), INDEX_ID=2, ITERATOR=7, LIMIT=1),
         request(SELECT, KEY=(1, 2), LIMIT=1),
         request(DELETE, KEY=(36,), INDEX_ID=2),
     ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowstone.box.engine.bulk import SingleWrite
+from flowstone.box.engine.index import EngineIndex
+from flowstone.box.lane.writes import Writes
 from flowstone.iproto.constants import Flag
 from flowstone.iproto.row import COMMIT, Row, encode_header
 from flowstone.node.upstream.applied_batch import AppliedBatch, Together
@@ -15,6 +16,13 @@ from tests.node.applied_rows import NOP, PLAIN, REPLACE, Master, Replica, put, s
 WAIT_ACK = Flag.WAIT_ACK.value
 
 
+def write(index: EngineIndex, key: int, raw: bytes | None) -> Writes:
+    writes = Writes()
+    writes.changes += [index, key, index.set(key, raw)]
+    writes.marks.append(len(writes.changes))
+    return writes
+
+
 def test_nops_replace_the_received_rows() -> None:
     replica, master = Replica(), Master(2)
     rows = slab(*(master.does(put(REPLACE, key)) for key in range(3)))
@@ -22,10 +30,10 @@ def test_nops_replace_the_received_rows() -> None:
     index = replica.box.space(PLAIN).primary
     assert index is not None
     instead = b"".join(row.encode() for row in make_transaction(master.does((NOP, None))).rows)
-    batch.add(1, SingleWrite(index, 0, b"\x91\x00"))  # type: ignore[arg-type]
+    batch.add(1, write(index, 0, b"\x91\x00"))
     assert batch.has_facts
-    batch.add(2, SingleWrite(index, 1, None), instead, has_effect=False)  # type: ignore[arg-type]
-    batch.add(3, SingleWrite(index, 2, b"\x91\x02"))  # type: ignore[arg-type]
+    batch.add(2, write(index, 1, None), instead, has_effect=False)
+    batch.add(3, write(index, 2, b"\x91\x02"))
     assert batch.lsns() == {2: 3}
     assert instead in batch.rows(1.0)
     batch.go_on(3)
@@ -35,9 +43,9 @@ def test_nops_replace_the_received_rows() -> None:
 def test_batch_is_rolled_back_newest_first() -> None:
     index = Replica().box.space(PLAIN).primary
     assert index is not None
-    together = Together([SingleWrite(index, 1, b"\x92\x01\x01"), SingleWrite(index, 1, b"\x92\x01\x02")])  # type: ignore[list-item]
+    together = Together([write(index, 1, b"\x92\x01\x01"), write(index, 1, b"\x92\x01\x02")])
     together.rollback()
-    assert not index.entries
+    assert len(index) == 0
 
 
 @pytest.mark.parametrize("is_explicit", [False, True], ids=["as a row alone", "in place of a control row"])

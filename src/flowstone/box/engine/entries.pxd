@@ -92,8 +92,6 @@ cdef class Entries:
     cpdef bytes get(self, object key)
     cpdef bytes put(self, object key, bytes raw)
     cpdef bytes pop(self, object key)
-    cpdef list replace_many(self, list keys, list raws)
-    cpdef bint insert_many(self, list keys, list raws) except -1
     cpdef list collect(self, object low=*, object high=*, bint reverse=*, size_t offset=*, size_t limit=*)
     cpdef size_t count(self, object low=*, object high=*) except? 0
     cpdef size_t rank(self, object key) except? 0

@@ -69,17 +69,6 @@ class Entries:
             self._version += 1
         return old
 
-    def replace_many(self, keys: list[Key], raws: list[bytes]) -> list[bytes | None]:
-        """Store each tuple at its key, in order; return the tuple that each of them replaced, or None."""
-        return [self.put(key, raw) for key, raw in zip(keys, raws, strict=True)]
-
-    def insert_many(self, keys: list[Key], raws: list[bytes]) -> bool:
-        """Store each tuple at its key. Return False, with nothing done, if a key exists already or occurs twice."""
-        if len(set(keys)) < len(keys) or any(key in self for key in keys):
-            return False
-        self.replace_many(keys, raws)
-        return True
-
     def span(
         self, low: Key | None = None, high: Key | None = None, reverse: bool = False
     ) -> Iterator[tuple[Key, bytes]]:

@@ -343,34 +343,6 @@ cdef class Entries:
         cdef Probe probe
         return self.remove(&probe) if self._probe(key, &probe) == FITS else None
 
-    cpdef list replace_many(self, list keys, list raws):
-        """Store each tuple at its key, in order; return the tuple that each of them replaced, or None."""
-        cdef Py_ssize_t at
-        if len(keys) != len(raws):
-            raise ValueError("as many keys as tuples are needed")
-        return [self.put(keys[at], raws[at]) for at in range(len(keys))]
-
-    cpdef bint insert_many(self, list keys, list raws) except -1:
-        """Store each tuple at its key. Return False, with nothing done, if a key exists already or occurs twice."""
-        cdef Probe probe
-        cdef Py_ssize_t at = 0
-        cdef bint is_new = True
-        if len(keys) != len(raws):
-            raise ValueError("as many keys as tuples are needed")
-        try:
-            while is_new and at < len(keys):
-                self._probe_to_store(keys[at], raws[at], &probe)
-                is_new = self.add(&probe, raws[at])
-                at += is_new
-        except BaseException:
-            is_new = False
-            raise
-        finally:
-            while not is_new and at > 0:
-                at -= 1
-                self.pop(keys[at])
-        return is_new
-
     def span(self, object low=None, object high=None, bint reverse=False):
         """Iterate over the entries from `low` (inclusive) to `high` (exclusive), as pairs of key and tuple.
 

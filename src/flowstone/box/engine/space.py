@@ -47,7 +47,6 @@ class EngineSpace:
         "format",
         "guards",
         "indexes",
-        "lane",
         "primary",
         "sequence",
         "served",
@@ -66,7 +65,6 @@ class EngineSpace:
         self.format = _format_of(definition, dialect)
         self.views = views
         self._dialect = dialect
-        self.lane: Any = NOT_KNOWN  # cache of `bulk.lane_of`
         self.table: Any = NOT_KNOWN  # cache of `lane.table.table_of`
         self.guards: Guards | None = None
         """Constraints of this space and of spaces that refer to it; set by the box."""

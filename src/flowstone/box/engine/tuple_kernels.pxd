@@ -1,11 +1,10 @@
-from flowstone.native.msgpack cimport CHILDREN, FIXED, LENGTH, NO_VALUE, read_array, read_integer, read_text, value_end
-from flowstone.native.words cimport Source, big16, big32, byte, i64, source, u8
+from flowstone.native.msgpack cimport CHILDREN, FIXED, LENGTH, NO_VALUE, read_array, value_end
+from flowstone.native.words cimport Source, big16, big32, byte, i64
 
 cdef i64 KIND_ALL
 cdef i64[::1] KINDS
 
 cdef i64 nested_end(Source buf, i64 at, i64 end, i64[::1] stack) noexcept nogil
-cdef i64 note_key(Source buf, i64 at, i64 is_text, i64[:, ::1] keys, i64 i) noexcept nogil
 cdef i64 check_tuple(
     Source buf,
     i64 at,
@@ -17,19 +16,3 @@ cdef i64 check_tuple(
     i64[::1] stack,
 ) noexcept nogil
 cdef i64 note_fields(Source buf, i64 at, i64 end, i64[::1] starts) noexcept nogil
-cpdef i64 check_tuples(
-    const u8[::1] buf,
-    const i64[:] ats,
-    const i64[:] ends,
-    const i64[::1] masks,
-    i64 count_min,
-    i64 count_exact,
-    i64 key_field,
-    i64 is_text,
-    i64[:, ::1] keys,
-    i64[::1] stack,
-    i64[::1] starts,
-) noexcept nogil
-cpdef i64 check_keys(
-    const u8[::1] buf, const i64[:] ats, const i64[:] ends, i64 allowed, i64 is_text, i64[:, ::1] keys
-) noexcept nogil

@@ -1,8 +1,7 @@
-"""Compiled: passes over many tuples or keys that check them against a format and extract their primary keys.
+"""Compiled: checks of a tuple against a format, and the offsets of its fields.
 
-A pass returns the number of the first tuple or key that it cannot accept, or -1. That tuple is invalid or only unusual
-(deeply nested, a number from 2^63 on, an extension in a typed field): the caller then applies the plain rules of
-`format.py` and `keys.py` to each tuple.
+A tuple that is not accepted is invalid or only unusual (deeply nested, an extension in a typed field): the caller then
+applies the plain rules of `format.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ if not cython.compiled:  # compiled, the .pxd provides these
         LENGTH,
         NO_VALUE,
         read_array,
-        read_integer,
-        read_text,
         value_end,
     )
-    from flowstone.native.words import big16, big32, byte, source
+    from flowstone.native.words import big16, big32, byte
 
 KIND_ALL = _KIND_ALL
 KINDS = np.array(_KINDS, np.int64)
@@ -66,17 +63,6 @@ def nested_end(buf: Bytes, at: int, end: int, stack: Cells) -> int:
                 return -1
             stack[depth] = children
     return at if at <= end else -1
-
-
-def note_key(buf: Bytes, at: int, is_text: int, keys: Cells, i: int) -> int:
-    """Set column `i` to the key at `at`: a number, or start and end of a string. Return 1 if the type fits, else 0."""
-    if is_text:
-        start, end = read_text(buf, at)
-        keys[0, i], keys[1, i] = start, end
-        return 1 if start >= 0 else 0
-    value, fits = read_integer(buf, at)
-    keys[0, i] = value
-    return fits
 
 
 def check_tuple(
@@ -134,44 +120,3 @@ def note_fields(buf: Bytes, at: int, end: int, starts: Cells) -> int:
         else:
             at += 1 + byte(FIXED, marker)
     return 1 if at <= end else 0
-
-
-def check_tuples(
-    buf: Bytes,
-    ats: Cells,
-    ends: Cells,
-    masks: Cells,
-    count_min: int,
-    count_exact: int,
-    key_field: int,
-    is_text: int,
-    keys: Cells,
-    stack: Cells,
-    starts: Cells,
-) -> int:
-    """Check the tuples between `ats[i]` and `ends[i]` against a format, and extract their keys into `keys`.
-
-    `masks` has the allowed kinds of each field, `starts` room for the offset of each up to the key. Return the number
-    of the first tuple that is not accepted, or -1.
-    """
-    data = source(buf)
-    for i in range(ats.shape[0]):
-        if not check_tuple(data, ats[i], ends[i], masks, count_min, count_exact, starts, stack):
-            return i
-        if starts[key_field] < 0 or not note_key(data, starts[key_field], is_text, keys, i):
-            return i
-    return -1
-
-
-def check_keys(buf: Bytes, ats: Cells, ends: Cells, allowed: int, is_text: int, keys: Cells) -> int:
-    """Extract the keys of requests: arrays of one element of the allowed kinds.
-
-    Return the number of the first key that is not accepted, or -1.
-    """
-    data = source(buf)
-    for i in range(ats.shape[0]):
-        count, at = read_array(data, ats[i], ends[i])
-        # The request scanner has checked that the array is complete.
-        if count != 1 or not KINDS[byte(data, at)] & allowed or not note_key(data, at, is_text, keys, i):
-            return i
-    return -1

@@ -44,16 +44,29 @@ if not cython.compiled:  # compiled, the .pxd provides these
         TUPLE_END,
         TYPE,
     )
+    from flowstone.iproto.scan import INDEX_BASE as INDEX_BASE_OF_ROW
+    from flowstone.iproto.scan import INDEX_ID as INDEX_ID_OF_ROW
+    from flowstone.iproto.scan import KEY_AT as KEY_AT_OF_ROW
+    from flowstone.iproto.scan import KEY_END as KEY_END_OF_ROW
+    from flowstone.iproto.scan import OPS_AT as OPS_AT_OF_ROW
+    from flowstone.iproto.scan import OPS_END as OPS_END_OF_ROW
+    from flowstone.iproto.scan import SPACE_ID as SPACE_ID_OF_ROW
+    from flowstone.iproto.scan import TUPLE_AT as TUPLE_AT_OF_ROW
+    from flowstone.iproto.scan import TUPLE_END as TUPLE_END_OF_ROW
+    from flowstone.iproto.scan import TYPE as TYPE_OF_ROW
     from flowstone.iproto.scan import Bytes, Cells
     from flowstone.native.msgpack import read_array
     from flowstone.native.words import byte, content, piece, source, target, written
 
 TUPLE_HEAD_SIZE = _TUPLE_HEAD_SIZE
+TYPE_SHIFT = 33
+"""As in `rows.py`."""
+
 INDEX_BASE_MAX = (1 << 31) - 1
 """Larger bases are negative numbers to servers."""
 
-OFFSET_MAX = 1000
-"""A SELECT that skips more tuples is left to the caller: it takes long."""
+TUPLES_MAX = 100_000
+"""A SELECT of more tuples is left to the caller."""
 
 NUMBERS = 2 | 4 | 256 | 512
 """The kinds (`box/engine/field_types.py`) of arguments that `+` and `-` take: integers and doubles."""
@@ -155,6 +168,53 @@ class StatementLane:
             )
         return self.store(table, buf, cells[TUPLE_AT, row], cells[TUPLE_END, row], kind == RequestType.INSERT)
 
+    def execute_rows(self, buf: Bytes, cells: Cells, start: int, end: int, tables: dict[int, Table]) -> int:
+        """Execute rows `start` to `end` of a table of rows (`iproto/scan.py`), which have no results; skip NOPs.
+
+        Return how many were executed. A row whose code, of `rows.codes_of`, has no table ends the run.
+        """
+        data = source(buf)
+        row = start
+        code = -1
+        table: Table | None = None
+        try:
+            while row < end:
+                kind = cells[TYPE_OF_ROW, row]
+                if kind != RequestType.NOP:
+                    own = (kind << TYPE_SHIFT) + cells[SPACE_ID_OF_ROW, row] + 1
+                    if own != code:
+                        code = own
+                        table = tables.get(code)
+                    if table is None or not self.row(table, data, cells, row):
+                        break
+                row += 1
+        except FlowstoneError:
+            pass  # the caller executes the row again, and reports the error
+        self.results = []
+        self.logged = []
+        return row - start
+
+    def row(self, table: Table, buf: Bytes, cells: Cells, row: int) -> bool:
+        """Execute one row; return False, with nothing done, if it needs the caller."""
+        kind = cells[TYPE_OF_ROW, row]
+        key_at, key_end = cells[KEY_AT_OF_ROW, row], cells[KEY_END_OF_ROW, row]
+        at, end = cells[TUPLE_AT_OF_ROW, row], cells[TUPLE_END_OF_ROW, row]
+        index_id, index_base = cells[INDEX_ID_OF_ROW, row], cells[INDEX_BASE_OF_ROW, row]
+        index_id = max(index_id, 0)
+        index_base = max(index_base, 0)
+        if kind == RequestType.DELETE or kind == RequestType.UPDATE:
+            if key_at < 0 or not is_array(buf, key_at, key_end):
+                return False
+            if kind == RequestType.DELETE:
+                return self.delete(table, buf, index_id, key_at, key_end)
+            return at >= 0 and self.update(table, buf, index_id, key_at, key_end, at, end, index_base)
+        if at < 0:
+            return False
+        if kind == RequestType.UPSERT:
+            ops_at, ops_end = cells[OPS_AT_OF_ROW, row], cells[OPS_END_OF_ROW, row]
+            return ops_at >= 0 and self.upsert(table, buf, at, end, ops_at, ops_end, index_base)
+        return self.store(table, buf, at, end, kind == RequestType.INSERT)
+
     # --- statements ---
 
     def select(
@@ -170,13 +230,13 @@ class StatementLane:
     ) -> bool:
         """Execute a SELECT with a limit above 0."""
         index = table.by_id.get(index_id)
-        if index is None or iterator > GT or offset > OFFSET_MAX:
+        if index is None or iterator > GT:
             return False
         count, _ = read_array(buf, key_at, key_end)
         if index.is_unique and count == index.part_count and (iterator == EQ or (iterator == REQ and index.is_ordered)):
             key = table.point(index, buf, key_at, key_end)
             if key is not None:
-                found = index.index.get(key)
+                found = index.entries.get(key)
                 if found is not None:
                     self.size += len(found)
                     if self.size > self.size_max:
@@ -185,17 +245,12 @@ class StatementLane:
                 return True
         if not index.is_ordered:
             return False
-        tuples: list[bytes] = []
-        for _, found in index.index.scan(table.span(index, iterator, buf, key_at, key_end)):
-            if offset:
-                offset -= 1
-                continue
-            tuples.append(found)
+        span = table.span(index, iterator, buf, key_at, key_end)
+        tuples = index.entries.collect(span.low, span.high, span.reverse, offset, min(limit, TUPLES_MAX + 1))
+        for found in tuples:
             self.size += len(found)
-            if self.size > self.size_max:
-                return False
-            if len(tuples) >= limit:
-                break
+        if len(tuples) > TUPLES_MAX or self.size > self.size_max:
+            return False
         self.note(tuples, None)
         return True
 
@@ -207,7 +262,7 @@ class StatementLane:
         if not table.check(raw):
             return False
         key = table.primary_key(raw, table.starts)
-        old = table.primary.index.get(key)
+        old = table.primary.entries.get(key)
         if old is not None:
             if is_insert:
                 return False
@@ -220,7 +275,7 @@ class StatementLane:
         if index is None or not index.is_unique:
             return False
         key = table.exact(index, buf, key_at, key_end)
-        old = index.index.get(key)
+        old = index.entries.get(key)
         if old is None:
             return self.written(None, None)
         table.note_old(old)
@@ -246,7 +301,7 @@ class StatementLane:
         if index is None or not index.is_unique:
             return False
         key = table.exact(index, buf, key_at, key_end)
-        old = index.index.get(key)
+        old = index.entries.get(key)
         if old is None:
             return self.written(None, None)
         new = self.changed(table, old, buf, ops_at, ops_end, index_base)
@@ -269,7 +324,7 @@ class StatementLane:
         if not table.is_memtx or not self.is_valid(table, raw):
             return False
         key = table.primary_key(raw, table.starts)
-        old = table.primary.index.get(key)
+        old = table.primary.entries.get(key)
         if old is None:
             if not self.are_plain(table, buf, ops_at, ops_end, index_base):
                 statements.decoded_operations(table.space, piece(buf, ops_at, ops_end), int(index_base))
@@ -359,13 +414,13 @@ class StatementLane:
         """Return True if no tuple but `old` has one of the keys `come`."""
         if isinstance(come, list):
             for key in come:
-                found = index.index.get(key)
+                found = index.entries.get(key)
                 if found is not None and found != old:
                     return False
             return True
         if come is None or come == gone:
             return True
-        found = index.index.get(come)
+        found = index.entries.get(come)
         return found is None or found == old
 
     def move(self, index: TableIndex, gone: Keys, come: Keys, new: bytes | None) -> None:
@@ -385,10 +440,19 @@ class StatementLane:
 
     def put(self, index: TableIndex, key: Key, raw: bytes | None) -> None:
         """Store a tuple at `key`, or delete the entry if it is None; record the change."""
-        old = index.index.set(key, raw)
+        old = index.entries.pop(key) if raw is None else index.entries.put(key, raw)
+        if index.views:
+            for view in index.views:
+                view.keep(index.index, key, old)
         self.changes.append(index.index)
         self.changes.append(key)
         self.changes.append(old)
+
+
+def is_array(buf: Bytes, at: int, end: int) -> bool:
+    """Return True if the value at `at` is an array."""
+    count, _ = read_array(buf, at, end)
+    return count >= 0
 
 
 def as_list(keys: Keys) -> list[Key]:

@@ -1,5 +1,6 @@
 cimport cython
 
+from flowstone.box.engine.entries cimport Entries
 from flowstone.box.engine.key_kernels cimport put_part
 from flowstone.box.engine.key_parts cimport (
     ALWAYS,
@@ -26,6 +27,8 @@ cdef bytes ZERO
 @cython.final
 cdef class TableIndex:
     cdef readonly object index
+    cdef readonly Entries entries
+    cdef readonly list views
     cdef readonly object key
     cdef readonly i64 id
     cdef readonly i64 part_count
@@ -45,7 +48,6 @@ cdef class TableIndex:
 cdef class Table:
     cdef readonly object space
     cdef readonly i64 space_id
-    cdef readonly list views
     cdef readonly bint is_sync
     cdef readonly bint is_memtx
     cdef readonly bint is_plain
@@ -56,7 +58,7 @@ cdef class Table:
     cdef const i64[::1] masks
     cdef i64 count_min
     cdef i64 count_exact
-    cdef i64[::1] starts
+    cdef readonly i64[::1] starts
     cdef i64[::1] old_starts
     cdef const i64[::1] forms
     cdef const i64[::1] key_fields
@@ -69,10 +71,10 @@ cdef class Table:
 
     cdef void make_room(self, i64 size) except *
     cdef object unpacked(self, bytes raw)
-    @cython.locals(buf=Source)
+    cpdef bint fits(self, bytes raw) except -1
     cdef bint check(self, bytes raw) except -1
     cdef void note_old(self, bytes raw) except *
-    cdef object keys_of(self, TableIndex index, bytes raw, i64[::1] starts)
+    cpdef object keys_of(self, TableIndex index, bytes raw, i64[::1] starts)
     cdef object primary_key(self, bytes raw, i64[::1] starts)
     @cython.locals(index=TableIndex, buf=Source, out=Out)
     cdef bytes logged_key(self, bytes raw)

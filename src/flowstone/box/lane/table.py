@@ -21,6 +21,7 @@ from flowstone.box.engine.statements import primary_key_of
 from flowstone.box.engine.tuple_kernels import STACK_SIZE
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.box.update.bulk import DOUBLE, SHORTEST, scratch
+from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack
 
 if not cython.compiled:  # compiled, the .pxd provides these
@@ -49,6 +50,7 @@ ZERO = b"\0"
 
 _KINDS = {KeyKind.ENCODED: key_parts.ENCODED, KeyKind.INTEGER: key_parts.INTEGER, KeyKind.STRING: key_parts.STRING}
 _OUT_SIZE = 1024
+_NUMBERING = (RequestType.INSERT.value, RequestType.REPLACE.value)
 
 
 class TableIndex:
@@ -58,6 +60,8 @@ class TableIndex:
         key = index.key
         layout = key.layout
         self.index = index
+        self.entries = index.entries
+        self.views = index.views
         self.key = key
         self.id = index.definition.id
         self.part_count = len(index.definition.parts)
@@ -77,15 +81,14 @@ class TableIndex:
 class Table:
     """A user space for the lane. It is replaced when the definition of the space changes.
 
-    `is_plain` is True if a write, except one that a sequence completes, changes nothing but the indexes, and adds one
-    row to the log. False for spaces with constraints: each of their statements must be checked.
+    `is_plain` is False for spaces with constraints, each of whose statements must be checked, and for spaces whose rows
+    are not replicated.
     """
 
     def __init__(self, space: EngineSpace) -> None:
         definition, format = space.definition, space.format
         self.space = space
         self.space_id = space.id
-        self.views = space.views
         self.is_sync = definition.is_sync
         self.is_memtx = definition.engine == "memtx"
         self.is_plain = not (definition.is_temporary or definition.is_local or space.guards is not None)
@@ -109,6 +112,10 @@ class Table:
         self.values_of = b""
         self.values = ()
 
+    def takes(self, kind: int) -> bool:
+        """Return True if a write of this type changes nothing but the indexes, and adds one row to the log."""
+        return self.is_plain and (self.space.sequence is None or kind not in _NUMBERING)
+
     # --- tuples ---
 
     def make_room(self, size: int) -> None:
@@ -127,19 +134,25 @@ class Table:
             self.values_of = raw
         return self.values
 
+    def fits(self, raw: bytes) -> bool:
+        """Return True for nearly all valid tuples, and no others; note the fields in `starts`."""
+        if not self.has_masks:
+            return False
+        return bool(
+            check_tuple(
+                content(raw), 0, len(raw), self.masks, self.count_min, self.count_exact, self.starts, self.stack
+            )
+        )
+
     def check(self, raw: bytes) -> bool:
         """Check a new tuple and note its fields in `starts`; raise the server's error if it is invalid."""
-        buf = content(raw)
-        size = len(raw)
-        if self.has_masks and check_tuple(
-            buf, 0, size, self.masks, self.count_min, self.count_exact, self.starts, self.stack
-        ):
+        if self.fits(raw):
             return True
         values = self.unpacked(raw)
         if not isinstance(values, tuple):
             return False
         self.space.format.check(raw, values)
-        return bool(note_fields(buf, 0, size, self.starts))
+        return bool(note_fields(content(raw), 0, len(raw), self.starts))
 
     def note_old(self, raw: bytes) -> None:
         """Note the fields of a stored tuple in `old_starts`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Self
 
 from flowstone.box.engine.index import EngineIndex
@@ -14,8 +15,8 @@ class Writes:
     """The changes of some statements, which can be rolled back until they are in the log.
 
     As a context manager, it rolls them back if the block raises. `changes` is flat, because compiled code appends to
-    it: an index, a key and the tuple that was there before, for each change. `marks` has the length of `changes` after
-    each statement.
+    it: an index, a key and the tuple that was there before, for each change of a statement, the primary index first.
+    `marks` has the length of `changes` after each statement.
     """
 
     __slots__ = ("changes", "marks")
@@ -27,6 +28,11 @@ class Writes:
     def __bool__(self) -> bool:
         """True if there was a statement, even if it changed nothing."""
         return bool(self.marks)
+
+    def olds(self) -> list[bytes | None]:
+        """Return the tuple that each statement has changed, as it was before; None if there was none."""
+        starts = [0, *self.marks]
+        return [self.changes[at + 2] if at < end else None for at, end in pairwise(starts)]
 
     def take_first(self, count: int) -> Writes:
         """Split off the first `count` statements."""

@@ -150,8 +150,7 @@ class StatementBatches:
             return None
         if kind == SELECT:
             return table
-        is_plain = table.is_plain and (space.sequence is None or kind not in _STORES)
-        return table if is_plain and not self._commits.has_listeners and not box.is_read_only else None
+        return table if table.takes(kind) and not self._commits.has_listeners and not box.is_read_only else None
 
     def _may(self, space_id: int, part: BatchPart, privilege: int) -> bool:
         allows = self._box.access.allows

@@ -91,7 +91,7 @@ class Waiter(NamedTuple):
 
     `is_promised`: a client relies on the outcome, so a commit must be proven first (see `limbo_actions.Proven`). A run
     of several transactions is also represented by this class; then both fields can be divided: `effect` is a
-    `BulkWrite`, and `told` the replies to all of them, or NOBODY.
+    `Writes`, and `told` the replies to all of them, or NOBODY.
     """
 
     effect: Revocable

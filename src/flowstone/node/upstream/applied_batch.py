@@ -10,9 +10,9 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Final
 
-from flowstone.box.engine.bulk import BulkWrite
 from flowstone.box.engine.read_view import ReadView
 from flowstone.box.engine.transaction import BoxTransaction, Statement
+from flowstone.box.lane.writes import Writes
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row, encode_header
@@ -34,7 +34,7 @@ class Together:
 
     __slots__ = ("_effects",)
 
-    def __init__(self, effects: Sequence[BulkWrite | BoxTransaction]) -> None:
+    def __init__(self, effects: Sequence[Writes | BoxTransaction]) -> None:
         self._effects = effects
 
     def rollback(self) -> None:
@@ -52,7 +52,7 @@ class AppliedBatch:
     def __init__(self, slab: Slab, at: int) -> None:
         self.slab = slab
         self.first = self.stop = at
-        self.effects: list[BulkWrite | BoxTransaction] = []
+        self.effects: list[Writes | BoxTransaction] = []
         self.statements: list[Statement] = []
         self._changed: list[tuple[int, int, bytes]] = []
         self.has_facts = False
@@ -61,7 +61,7 @@ class AppliedBatch:
     def add(
         self,
         stop: int,
-        effect: BulkWrite | BoxTransaction,
+        effect: Writes | BoxTransaction,
         rows: bytes | None = None,
         *,
         has_effect: bool | None = None,

@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flowstone.box.box import Box
-from flowstone.box.engine.bulk import BulkWrite, SingleWrite
 from flowstone.box.engine.transaction import BoxTransaction, Statement
+from flowstone.box.lane.rows import distinct
+from flowstone.box.lane.writes import Writes
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType
@@ -35,7 +36,7 @@ from flowstone.iproto.slab import Slab
 from flowstone.node.schema_row import schema_version
 from flowstone.node.synchro.limbo_driver import NOBODY, Received, Waiter
 from flowstone.node.upstream.applied_batch import AppliedBatch, Together
-from flowstone.node.upstream.plain_rows import PlainRows, Replicated, Step, distinct
+from flowstone.node.upstream.plain_rows import PlainRows, Replicated
 from flowstone.node.wal.commits import Commits, client_error
 from flowstone.node.wal.journal import Journal
 from flowstone.node.wal.replay import BULK_MIN, execute
@@ -276,11 +277,10 @@ class Applying:
             self._let_run(batch, origin_ids[0], stop, effect)
             return stop
         is_flagged = (cells[scan.FLAGS] & _WAIT_ACK != 0).tolist()
-        steps = self._plain.waiting_steps(slab, first, stop)
-        if steps is None or (self._queue.is_empty and not (is_flagged[0] or steps[0][1].space.definition.is_sync)):
+        if self._queue.is_empty and not (is_flagged[0] or self._plain.is_synchronous(slab, first)):
             return first
         self._submit(batch)
-        entries = self._enter_many(origin_ids[0], steps, cells[scan.LSN].tolist(), is_flagged)
+        entries = self._enter_many(origin_ids[0], slab, first, is_flagged)
         end = first + len(entries)
         if entries:
             rows = journal_rows(slab, first, end, self._clock.wall())
@@ -295,7 +295,7 @@ class Applying:
         batch.go_on(end)
         return end
 
-    def _let_run(self, batch: AppliedBatch, origin_id: int, stop: int, effect: BulkWrite) -> None:
+    def _let_run(self, batch: AppliedBatch, origin_id: int, stop: int, effect: Writes) -> None:
         """Add the rows up to `stop`, each an applied synchronous transaction, to the queue as one entry."""
         self._submit(batch)
         cells, first, last = batch.slab.cells, batch.stop, stop - 1
@@ -313,20 +313,20 @@ class Applying:
         self._submit(batch, entry=entry)
 
     def _enter_many(
-        self, origin_id: int, steps: Sequence[Step], lsns: Sequence[int], is_flagged: Sequence[bool]
+        self, origin_id: int, slab: Slab, first: int, is_flagged: Sequence[bool]
     ) -> list[LimboEntry[Waiter]]:
-        """Apply the steps up to the first duplicate key; return the entries of the applied steps."""
+        """Apply the rows from `first` on, up to one that has to be applied on its own; return the entries of those."""
         receive, told = self._queue.limbo.receive, self._commits.teller(())
         entries: list[LimboEntry[Waiter]] = []
-        for (must_be_new, lane, key, raw), lsn, has_flag in zip(steps, lsns, is_flagged, strict=True):
-            index = lane.primary
-            if must_be_new and key in index.entries:
-                break
-            is_synchronous = has_flag or lane.space.definition.is_sync
-            effect = SingleWrite(index, key, raw)
-            size = len(raw) if raw is not None else 0
+        cells, effects = slab.cells, self._plain.apply_each(slab, first, first + len(is_flagged))
+        for number, effect in enumerate(effects, first):
+            has_flag = is_flagged[number - first]
             entry = receive(
-                Waiter(effect, told, False), origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size
+                Waiter(effect, told, False),
+                origin_id=origin_id,
+                lsn=int(cells[scan.LSN, number]),
+                is_synchronous=has_flag or self._plain.is_synchronous(slab, number),
+                size=int(cells[scan.ROW_END, number]) - int(cells[scan.ROW_AT, number]),
             )
             assert entry is not None, "the queue is not empty, or the first transaction is synchronous"
             entries.append(entry)
@@ -489,7 +489,7 @@ class Applying:
 
     def _log(
         self,
-        effect: BulkWrite | BoxTransaction | Together,
+        effect: Writes | BoxTransaction | Together,
         rows: bytes,
         lsns: dict[int, int],
         statements: tuple[Statement, ...],

@@ -1,7 +1,7 @@
 """Replay: applies the rows of snapshots and logs to the box, by whole transactions.
 
-Takes decoded slabs in the order of their files. Runs of plain rows are applied by `box/engine/bulk.py`, and all other
-rows one by one as statements; both lead to the same state. Synchronous transactions stay pending in
+Takes decoded slabs in the order of their files. Runs of plain rows are applied by `box/lane/`, and all other rows
+one by one as statements; both lead to the same state. Synchronous transactions stay pending in
 `replication/settled_position.py` until their verdict, and are rolled back if it is a rollback. With `force` rows that
 cannot be applied are skipped and reported. This module reads and writes no files.
 """
@@ -16,10 +16,12 @@ from typing import Final
 import numpy as np
 
 from flowstone.box.box import Box
-from flowstone.box.engine import bulk, statements
-from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine import statements
 from flowstone.box.engine.transaction import BoxTransaction
-from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.box.lane.rows import WRITES, codes_of, tables_of
+from flowstone.box.lane.statement_lane import StatementLane
+from flowstone.box.lane.table import table_of
+from flowstone.box.lane.writes import Writes
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType, type_name
@@ -37,11 +39,11 @@ from flowstone.xlog.transactions import LogTransaction as Rows
 LOG = logging.getLogger("flowstone.node")
 
 BULK_MIN = 8
-"""Minimum number of consecutive rows of one space for which bulk loading pays off."""
+"""Minimum number of consecutive rows for which a run in the lane pays off."""
 
 _CONTROL = frozenset(int(kind) for kind in CONTROL_TYPES)
 _NOP = int(RequestType.NOP)
-_INSERT, _REPLACE = int(RequestType.INSERT), int(RequestType.REPLACE)
+_INSERT = int(RequestType.INSERT)
 _WAIT = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 _WAIT_ACK = Flag.WAIT_ACK.value
 
@@ -153,6 +155,7 @@ class Replay:
     ) -> None:
         """`hint` is the advice for a row that cannot be applied; `report` gets a text for each row that is skipped."""
         self._box = box
+        self._lane = StatementLane(box)
         self._hint = hint
         self._force = force
         self._report = report or (lambda what: None)
@@ -196,9 +199,8 @@ class Replay:
             if int(types[first]) in _CONTROL:
                 for row in slab.rows(np.arange(first, stop)):
                     self._control_of_snapshot(slab, row)
-            elif not self._load_in_bulk(slab, first, stop):
-                for number in range(first, stop):
-                    self._insert(slab, number)
+            else:
+                self._load(slab, first, stop)
         self.row_count += len(slab)
 
     def start_logs(self, vclock: VClock) -> None:
@@ -212,19 +214,19 @@ class Replay:
         except FlowstoneError as error:
             self._refuse(slab.path, f"a row of type {type_name(row.type)}", error)
 
-    def _load_in_bulk(self, slab: Slab, first: int, stop: int) -> bool:
-        cells = slab.cells
-        space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
-        if space is None or space.id < FIRST_USER_SPACE_ID or int(cells[scan.TYPE, first]) != _INSERT:
-            return False
-        # A failed bulk load leaves no traces only if there is one index.
-        if stop - first < BULK_MIN or (self._force and len(space.served) > 1):
-            return False  # rows that may have to be skipped are applied one by one
-        ats, ends = cells[scan.TUPLE_AT, first:stop], cells[scan.TUPLE_END, first:stop]
-        try:
-            return bool((ats >= 0).all()) and bulk.load(space, slab.payload, slab.buf, ats, ends)
-        except FlowstoneError as error:
-            raise RecoveryError(slab.path, f"rows of space '{space.name}'", error, hint=self._hint) from error
+    def _load(self, slab: Slab, first: int, stop: int) -> None:
+        """Insert the tuples of rows of one space, as many as possible in the lane."""
+        space = self._box.spaces.get(int(slab.cells[scan.SPACE_ID, first]))
+        table = table_of(space) if space is not None and int(slab.cells[scan.TYPE, first]) == _INSERT else None
+        # The values of sequences are in rows of their own, and a snapshot keeps its constraints.
+        tables = {int(codes_of(slab.cells[:, first : first + 1])[0]): table} if table is not None else {}
+        number = first
+        while number < stop:
+            self._lane.begin(Writes(), 0)
+            number += self._lane.execute_rows(slab.buf, slab.cells, number, stop, tables)
+            if number < stop:
+                self._insert(slab, number)
+                number += 1
 
     def _insert(self, slab: Slab, number: int) -> None:
         cells = slab.cells
@@ -258,8 +260,8 @@ class Replay:
         for first, stop in _long_runs(slab):
             self._apply_each(slab, done, first)
             # After a pending transaction, each one must be applied so that it can be rolled back alone.
-            if not (self._tracker.is_quiet and self._apply_in_bulk(slab, first, stop)):
-                self._apply_each(slab, first, stop)
+            end = self._apply_in_bulk(slab, first, stop) if self._tracker.is_quiet else first
+            self._apply_each(slab, end, stop)
             done = stop
         self._apply_each(slab, done, len(slab))
         self.row_count += len(slab)
@@ -279,31 +281,21 @@ class Replay:
                 raise LsnUsedTwice(slab.path, replica_id, int(mine[at]), before)
             self._file_lsns[replica_id] = max(known, int(mine.max()))
 
-    def _apply_in_bulk(self, slab: Slab, first: int, stop: int) -> bool:
-        """Apply a run of plain REPLACEs or INSERTs; return False, without changes, if it must be applied row by row."""
-        cells = slab.cells
-        kind = int(cells[scan.TYPE, first])
-        space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
-        if space is None or not _is_plain(space):
-            return False
-        lane = bulk.lane_of(space)
-        ats, ends = cells[scan.TUPLE_AT, first:stop], cells[scan.TUPLE_END, first:stop]
-        if lane is None or (ats < 0).any() or (cells[scan.FLAGS, first:stop] & _WAIT).any():
-            return False
-        replica_ids, lsns = cells[scan.REPLICA_ID, first:stop], cells[scan.LSN, first:stop]
-        newest = replace(slab, cells=cells[:, first:stop]).newest()
-        # Some rows were applied before; a bulk write cannot skip them.
-        if any(int(lsns[replica_ids == number].min()) <= self._vclock.get(number) for number in newest):
-            return False
-        keys = bulk.tuple_keys(lane, slab.payload, slab.buf, ats, ends)
-        if keys is None:
-            return False
-        put = bulk.insert_many if kind == _INSERT else bulk.replace_many
-        if not put(lane, keys, bulk.slices(slab.payload, ats, ends), bulk.BulkWrite()):
-            return False
-        self._vclock.merge(VClock(newest))
-        self.synchro.tenures.note_async_commit()
-        return True
+    def _apply_in_bulk(self, slab: Slab, first: int, stop: int) -> int:
+        """Apply single-row transactions from `first` on; return the end of those that were applied."""
+        cells = slab.cells[:, first:stop]
+        newest = replace(slab, cells=cells).newest()
+        # Some rows were applied before; the lane cannot skip them.
+        lsns = cells[scan.LSN]
+        if any(int(lsns[cells[scan.REPLICA_ID] == number].min()) <= self._vclock.get(number) for number in newest):
+            return first
+        tables = tables_of(self._box, codes_of(cells), lambda table: not table.is_sync)
+        self._lane.begin(Writes(), 0)
+        count = self._lane.execute_rows(slab.buf, slab.cells, first, stop, tables)
+        if count:
+            self._vclock.merge(VClock(replace(slab, cells=cells[:, :count]).newest()))
+            self.synchro.tenures.note_async_commit()
+        return first + count
 
     def _apply_each(self, slab: Slab, first: int, stop: int) -> None:
         """Group the rows from `first` to `stop` into transactions, and apply these one by one."""
@@ -468,24 +460,12 @@ def execute(box: Box, effect: BoxTransaction, slab: Slab, number: int) -> None:
             raise DamagedLog(slab.path, _offset(slab, number), what)
 
 
-def _is_plain(space: EngineSpace) -> bool:
-    """Return True if rows of this space change one index only, and no sequence or queue."""
-    return (
-        space.id >= FIRST_USER_SPACE_ID
-        and len(space.served) == 1
-        and space.sequence is None
-        and not space.definition.is_sync
-    )
-
-
 def _long_runs(slab: Slab) -> list[tuple[int, int]]:
-    """Return the ranges of many consecutive INSERTs or REPLACEs of one space, each a transaction of its own."""
+    """Return the ranges of many consecutive statements, each an asynchronous transaction of its own."""
     cells = slab.cells
-    types = cells[scan.TYPE]
-    is_candidate = (cells[scan.SINGLE] == 1) & ((types == _INSERT) | (types == _REPLACE))
-    kind = np.where(is_candidate, cells[scan.SPACE_ID] * 256 + types, -1)
-    edges = np.concatenate(([0], np.flatnonzero(np.diff(kind)) + 1, [len(slab)]))
-    is_long = (np.diff(edges) >= BULK_MIN) & (kind[edges[:-1]] >= 0)
+    is_single = (cells[scan.SINGLE] == 1) & (cells[scan.FLAGS] & _WAIT == 0) & np.isin(cells[scan.TYPE], WRITES)
+    edges = np.concatenate(([0], np.flatnonzero(np.diff(is_single)) + 1, [len(slab)]))
+    is_long = (np.diff(edges) >= BULK_MIN) & is_single[edges[:-1]]
     return list(zip(edges[:-1][is_long].tolist(), edges[1:][is_long].tolist(), strict=True))
 
 
