@@ -41,6 +41,10 @@ FAMILIES: dict[str, Callable[[int], Key]] = {
     "short texts": text_of,
     "texts with one prefix": lambda number: b"order-\x00" + text_of(number),
     "long texts": lambda number: bytes(40) + text_of(number),
+    "texts after an integer part": lambda number: (
+        b"@" + (number % 7 << number % 59).to_bytes(8, "big") + text_of(number)
+    ),
+    "texts like an integer part": lambda number: b"@" + text_of(number),
     "different texts": lambda number: random.Random(number).randbytes(number % 30) + b"%d" % number,
 }
 
@@ -187,7 +191,12 @@ def test_entries_are_found_by_number(form: type[Entries], family: str) -> None:
         entries.at(MAPPED)
 
 
-@given(st.lists(st.binary(max_size=12), unique=True), st.lists(st.binary(max_size=12)))
+TEXTS = st.binary(max_size=12) | st.builds(
+    lambda zeros, rest: b"@" + bytes(zeros) + rest, st.integers(0, 8), st.binary(max_size=8)
+)
+
+
+@given(st.lists(TEXTS, unique=True), st.lists(TEXTS))
 def test_texts_are_ordered_as_bytes(keys: list[Key], bounds: list[Any]) -> None:
     for form in FORMS:
         entries = form(True)

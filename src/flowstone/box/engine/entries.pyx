@@ -6,7 +6,8 @@ child and the number of entries there, so a key, its rank and the entry with a g
 
 An insertion into a full leaf splits the full nodes on the path from the root down; each split leaves a valid tree, so
 an allocation that fails loses nothing. A node that is full is split in the middle, but an insertion at its end or
-beginning takes the last or the first cell only: keys in order fill all leaves. A removal frees an empty node, and
+beginning takes the last or the first cell only: keys in order fill all leaves. A full leaf that keys in any order enter
+moves some of them to a neighbor first, if one has room, so most leaves are well filled. A removal frees an empty node, and
 merges nodes that together fill less than three quarters of one; so no node but the root is ever empty.
 """
 
@@ -26,12 +27,13 @@ cdef extern from *:
 
 cdef enum:
     MERGED_MAX = 48  # cells of two nodes that are merged: some room is left, or the next insertion would split again
+    SHARED_MAX = 54  # cells of a leaf that takes some of a full neighbor: fewer would move for too few insertions
     NO_BOUND = 1  # the slot of a bound that is not used
 
 cdef enum Fit:
     FITS, TOO_SMALL, TOO_GREAT
 
-# The bytes of a key after the first 8.
+# The bytes of a key after those in its hint.
 cdef struct Rest:
     uint32_t size
     unsigned char data[1]
@@ -65,7 +67,7 @@ cdef uint64_t stored_slot(const Probe *probe) except 0xFFFFFFFFFFFFFFFF:
     if not probe.is_text or probe.slot:
         return probe.slot
     if probe.rest_size > 0xFFFFFFF0:
-        raise OverflowError(f"a key of {probe.rest_size + 8} bytes is too long")
+        raise OverflowError(f"a key of {probe.rest_size} bytes and more is too long")
     rest = <Rest *> PyMem_Malloc(sizeof(uint32_t) + probe.rest_size)
     if rest == NULL:
         raise MemoryError
@@ -95,7 +97,8 @@ cdef void probe_stored(Probe *probe, bint is_text, uint64_t hint, uint64_t slot)
 
 cdef object python_key(bint is_text, uint64_t hint, uint64_t slot):
     cdef Rest *rest = NULL
-    cdef Py_ssize_t at, head, size
+    cdef Py_ssize_t size
+    cdef Py_ssize_t head
     cdef unsigned char *text
     if not is_text:
         if slot:
@@ -105,15 +108,33 @@ cdef object python_key(bint is_text, uint64_t hint, uint64_t slot):
         head = size = <Py_ssize_t> (slot >> 1)
     else:
         rest = <Rest *> slot
-        head = 8
-        size = 8 + <Py_ssize_t> rest.size
+        head = <Py_ssize_t> head_size(hint)
+        size = head + <Py_ssize_t> rest.size
     key = PyBytes_FromStringAndSize(NULL, size)
     text = <unsigned char *> PyBytes_AS_STRING(key)
-    for at in range(head):
-        text[at] = <unsigned char> (hint >> (56 - 8 * at))
+    write_head(text, head, hint)
     if rest != NULL:
-        memcpy(text + 8, rest.data, rest.size)
+        memcpy(text + head, rest.data, rest.size)
     return key
+
+
+cdef void write_head(unsigned char *text, Py_ssize_t size, uint64_t hint) noexcept nogil:
+    """Write the first bytes of a key, which are in its hint."""
+    cdef unsigned char head[16]
+    cdef uint64_t form = hint >> 54
+    if form >> 2 != INTEGER_PART:
+        put_big_endian(head, hint)
+    else:
+        head[0] = INTEGER_PART
+        memset(head + 1, 0, 5)
+        put_big_endian(head + (6 if form & 3 == 0 else (3 if form & 3 == 1 else 1)), hint << 10)
+    memcpy(text, head, <size_t> size)
+
+
+cdef inline void put_big_endian(unsigned char *text, uint64_t number) noexcept nogil:
+    cdef int at
+    for at in range(8):
+        text[at] = <unsigned char> (number >> (56 - 8 * at))
 
 
 # --- nodes ---
@@ -182,18 +203,22 @@ cdef void move_cells(Node *node, int start, int to) noexcept nogil:
     node.count += to - start
 
 
-cdef void append_cells(Node *node, const Node *source, int start) noexcept nogil:
-    """Append the cells of `source` from `start` on. `node` must have slots if `source` has."""
-    cdef size_t count = <size_t> (source.count - start)
-    memcpy(node.hints + node.count, source.hints + start, count * sizeof(uint64_t))
-    memcpy(node.items + node.count, source.items + start, count * sizeof(void *))
+cdef void copy_cells(Node *node, int at, const Node *source, int start, int count) noexcept nogil:
+    """Copy cells of `source` over those at `at`. `node` must have slots if `source` has."""
+    memcpy(node.hints + at, source.hints + start, <size_t> count * sizeof(uint64_t))
+    memcpy(node.items + at, source.items + start, <size_t> count * sizeof(void *))
     if source.slots != NULL:
-        memcpy(node.slots + node.count, source.slots + start, count * sizeof(uint64_t))
+        memcpy(node.slots + at, source.slots + start, <size_t> count * sizeof(uint64_t))
     elif node.slots != NULL:
-        memset(node.slots + node.count, 0, count * sizeof(uint64_t))
+        memset(node.slots + at, 0, <size_t> count * sizeof(uint64_t))
     if source.sizes != NULL:
-        memcpy(node.sizes + node.count, source.sizes + start, count * sizeof(size_t))
-    node.count += source.count - start
+        memcpy(node.sizes + at, source.sizes + start, <size_t> count * sizeof(size_t))
+
+
+cdef void append_cells(Node *node, const Node *source, int start, int count) noexcept nogil:
+    """Append cells of `source`. `node` must have slots if `source` has."""
+    copy_cells(node, node.count, source, start, count)
+    node.count += count
 
 
 cdef void set_cell(Node *node, int at, uint64_t hint, uint64_t slot, void *item) noexcept nogil:
@@ -228,7 +253,7 @@ cdef bint merge_with_next(Node *parent, int place, bint is_text) noexcept:
     right = <Node *> parent.items[place + 1]
     if left.count + right.count > MERGED_MAX or (right.slots != NULL and not has_room_for_slots(left)):
         return False
-    append_cells(left, right, 0)
+    append_cells(left, right, 0, right.count)
     if right.level:
         # The first bound of the right node was not used; now it is, and its parent has it.
         free_slot(is_text, left.slots[middle])
@@ -516,26 +541,63 @@ cdef class Entries:
         while node.level:
             place = child_of(node, probe)
             if (<Node *> node.items[place]).count == CAPACITY:
-                self._split_child(node, place, probe)
+                if node.level > 1 or not self._share(node, place, probe):
+                    self._split_child(node, place, probe)
                 place = child_of(node, probe)
             node = <Node *> node.items[place]
         return 0
+
+    cdef bint _share(self, Node *parent, int place, const Probe *probe) except -1:
+        """Move cells of a full leaf to a neighbor with room; return False if there is none, or keys come in order."""
+        cdef Node *leaf = <Node *> parent.items[place]
+        cdef Node *neighbor
+        cdef int at = first_cell(leaf, 0, probe, False)
+        cdef int other = place + 1
+        cdef int cut, count, between
+        cdef uint64_t slot
+        if at == 0 or at == CAPACITY:
+            return False
+        if other == parent.count or parent.sizes[other] > SHARED_MAX:
+            other = place - 1
+            if other < 0 or parent.sizes[other] > SHARED_MAX:
+                return False
+        neighbor = <Node *> parent.items[other]
+        if leaf.slots != NULL and not has_room_for_slots(neighbor):
+            raise MemoryError
+        count = (CAPACITY - neighbor.count) // 2
+        cut = CAPACITY - count if other > place else count
+        between = other if other > place else place
+        slot = self._slot_again(leaf, cut)
+        free_slot(self.is_text, parent.slots[between])
+        parent.slots[between] = slot
+        parent.hints[between] = leaf.hints[cut]
+        if other > place:
+            move_cells(neighbor, 0, count)
+            copy_cells(neighbor, 0, leaf, cut, count)
+            leaf.count = cut
+        else:
+            append_cells(neighbor, leaf, 0, count)
+            move_cells(leaf, count, 0)
+        parent.sizes[place] -= <size_t> count
+        parent.sizes[other] += <size_t> count
+        return True
+
+    cdef uint64_t _slot_again(self, const Node *leaf, int at) except? 0:
+        """Return the slot for a bound that is equal to a stored key."""
+        cdef Probe bound
+        probe_stored(&bound, self.is_text, leaf.hints[at], slot_of(leaf, at))
+        return stored_slot(&bound)
 
     cdef int _split_child(self, Node *parent, int place, const Probe *probe) except -1:
         """Move the greater cells of a full child into a new node after it."""
         cdef Node *left = <Node *> parent.items[place]
         cdef Node *right
-        cdef Probe bound
         cdef uint64_t slot
         cdef size_t moved
         cdef int first = 1 if left.level else 0
         cdef int at = child_of(left, probe) + 1 if left.level else first_cell(left, 0, probe, False)
         cdef int cut = CAPACITY - 1 if at == CAPACITY else (1 if at == first else CAPACITY // 2)
-        if left.level:
-            slot = left.slots[cut]
-        else:
-            probe_stored(&bound, self.is_text, left.hints[cut], slot_of(left, cut))
-            slot = stored_slot(&bound)
+        slot = left.slots[cut] if left.level else self._slot_again(left, cut)
         try:
             right = new_node(left.level, self.is_text)
         except MemoryError:
@@ -545,7 +607,7 @@ cdef class Entries:
         if left.slots != NULL and not has_room_for_slots(right):
             free_node(right)
             raise MemoryError
-        append_cells(right, left, cut)
+        append_cells(right, left, cut, CAPACITY - cut)
         left.count = cut
         if left.level:
             right.slots[0] = NO_BOUND
