@@ -465,10 +465,14 @@ _SPARK_TYPES: Final = {
     pa.string(): "STRING",
     pa.binary(): "BINARY",
     pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
     pa.int32(): "INT",
     pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
     pa.float64(): "DOUBLE",
     MOMENT: "TIMESTAMP",
+    pa.timestamp("us"): "TIMESTAMP_NTZ",
     pa.date32(): "DATE",
 }
 

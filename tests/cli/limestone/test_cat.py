@@ -12,6 +12,9 @@ import pytest
 from flowstone.limestone.format import names
 from tests.cli.conftest import Command
 from tests.limestone import damage, recorded
+from tests.limestone.tsurugi.encoder import ColumnSpec, TableSpec
+from tests.limestone.tsurugi.generator import SHORT, GeneratedDatabase
+from tests.limestone.tsurugi.recorded import log_of, selected
 
 REAL = recorded.HERE / "dirs-master/before"
 
@@ -193,3 +196,48 @@ def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
         process.stdout.close()
         errors = process.stderr.read()
     assert (process.returncode, errors) == (0, b"")
+
+
+def test_rows_of_tables_are_shown_with_names_and_types(flowstone: Command) -> None:
+    log = log_of("basic")
+    lines = listed(flowstone, "--typed", "--rows", "--table", "t_ck", log)
+    assert lines[0] == 'table=t_ck k1= k2=-5 v1=30 k3=9999.99 k4=1960-06-15 k5="z  " v2='
+    assert lines[2].endswith("v2=null")
+    objects = [json.loads(line) for line in listed(flowstone, "--typed", "--rows", "--json", log)]
+    counts = {name: sum(each["table"] == name for each in objects) for name in selected("basic")}
+    assert counts == {name: len(rows) for name, rows in selected("basic").items()}
+    values = next(each["row"] for each in objects if each["row"].get("c_varchar20") == "hello")
+    assert (values["c_dec10_3"], values["c_bin4"], values["c_time"]) == (
+        "1234567.891",
+        "01020304",
+        "12:34:56.123456789",
+    )
+    assert any(each["row"].get("c_float8") == "nan" for each in objects)
+
+
+def test_entries_of_tables_are_shown_with_names_and_types(flowstone: Command, tmp_path: Path) -> None:
+    database = GeneratedDatabase(str(tmp_path / "log"))
+    columns = (ColumnSpec("id", "int4", nullable=False), ColumnSpec("text", "character"), ColumnSpec("b", "blob"))
+    table = TableSpec("t", columns, ("id",))
+    database.create(table, 2)
+    database.create(TableSpec("u", columns, ("id",)), 3, version=77)
+    database.upsert("t", [{"id": 1, "text": "two words", "b": 7}, {"id": 2, "text": "null", "b": None}])
+    database.upsert("u", [{"id": 1, "text": None, "b": None}])
+    database.commit()
+    database.delete("t", [{"id": 1}])
+    database.damage("t", b"\x80\0\0\x09", b"\x01")
+    database.commit()
+    lines = [line.split(" ", 2)[2] for line in listed(flowstone, "--typed", database.path)]
+    unknown = f"storage={3 << 32} version=1,{SHORT + 5} key=80000001 value=7f7f"
+    damaged = f"storage={2 << 32} version=2,{SHORT + 7} key=80000009 value=01"
+    no_mark = "column 'text', byte 0: 0xfe is no mark of a nullable column"
+    assert lines == [
+        'normal_entry epoch=1 table=t id=1 text="two words" b=7',
+        'normal_entry epoch=1 table=t id=2 text="null" b=null',
+        f'normal_entry epoch=1 {unknown} problem="metadata version 77 is not supported"',
+        "remove_entry epoch=2 table=t id=1",
+        f'normal_entry epoch=2 table=t {damaged} problem="{no_mark}"',
+    ]
+    assert len(listed(flowstone, "--table", "t", "--epoch", "2", database.path)) == 2
+    done = flowstone("limestone", "cat", "--typed", "--rows", "--table", "nothing", database.path)
+    assert (done.code, done.errors[-1]) == (1, "flowstone: no table 'nothing'; tables of the log: t")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -18,8 +19,11 @@ from flowstone.cli.limestone import options as options
 from flowstone.cli.output import destination
 
 if TYPE_CHECKING:
+    from flowstone.limestone.errors import BadMetadata
     from flowstone.limestone.format.entries import Entry
     from flowstone.limestone.tools.listing import Listed
+    from flowstone.limestone.tsurugi.definitions import SqlTable
+    from flowstone.limestone.tsurugi.row_reader import Value
     from flowstone.outside import Disk
 
 EXAMPLE = "Example: `flowstone limestone cat --storage 3 --epoch 100-120 --durable --json /var/lib/tsurugi/log`"
@@ -48,12 +52,17 @@ class EntryOptions:
     markers: bool
     encode: Callable[[bytes], str]
     as_json: bool
+    tables: frozenset[str] | None = None
+    """Names of tables whose rows are shown with columns and types, none: all tables; None if entries are raw."""
+
+    def takes_storage(self, storage_id: int) -> bool:
+        return not self.storages or storage_id in self.storages
 
     def takes(self, listed: Listed) -> bool:
         from flowstone.limestone.format.entries import Entry, Marker
 
         token = listed.token
-        if isinstance(token, Entry) and self.storages and token.storage_id not in self.storages:
+        if isinstance(token, Entry) and not self.takes_storage(token.storage_id):
             return False
         if isinstance(token, Marker) and not self.markers:
             return False
@@ -99,6 +108,14 @@ def cat(
     encoding: Annotated[
         Encoding, typer.Option("--encoding", help="Encoding of keys and values; text escapes bytes that are not text.")
     ] = Encoding.hex,
+    typed: Annotated[
+        bool,
+        typer.Option("--typed", help="Print the rows of Tsurugi's tables, by name, with columns and types."),
+    ] = False,
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Only rows of this table; implies --typed. May be repeated."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line (docs/reference/limestone-tools.md).")
     ] = False,
@@ -111,14 +128,15 @@ def cat(
 
     disk = production().disk
     shown = not storage if markers is None else markers
-    wanted = EntryOptions(frozenset(storage or ()), _epochs(epoch), durable, shown, ENCODERS[encoding], as_json)
+    tables = frozenset(table or ()) if typed or table else None
+    wanted = EntryOptions(frozenset(storage or ()), _epochs(epoch), durable, shown, ENCODERS[encoding], as_json, tables)
     place, chosen = _place(directory, file or [])
     if not chosen:
         _refuse_others(disk, place)
     if rows:
         if chosen or epoch is not None:
             raise UsageError("--rows covers all files and epochs", hint="omit --file and --epoch")
-        _write(_row_lines(disk, place, wanted))
+        _write(_row_lines(disk, place, wanted) if tables is None else _table_lines(disk, place, wanted))
         return OK
     return _entries(disk, place, chosen, wanted)
 
@@ -168,6 +186,7 @@ def _entries(disk: Disk, place: str, chosen: list[str], wanted: EntryOptions) ->
     from flowstone.limestone.format import epoch_file
     from flowstone.limestone.format.entries import Torn, Unknown
     from flowstone.limestone.tools import listing
+    from flowstone.limestone.tools.table_entries import TableEntries
 
     try:
         durable_epoch = epoch_file.read(disk, place).durable
@@ -177,6 +196,7 @@ def _entries(disk: Disk, place: str, chosen: list[str], wanted: EntryOptions) ->
         say(f"warning: {error.message}")
         durable_epoch = 0
     damage: list[str] = []
+    tables = None if wanted.tables is None else TableEntries(disk, place, durable_epoch)
 
     def lines() -> Iterator[str]:
         for name in chosen or listing.files(disk, place):
@@ -185,8 +205,10 @@ def _entries(disk: Disk, place: str, chosen: list[str], wanted: EntryOptions) ->
                     damage.append(f"{name}: incomplete entry at byte {listed.offset}")
                 elif isinstance(listed.token, Unknown):
                     damage.append(f"{name}: invalid entry at byte {listed.offset}")
-                elif wanted.takes(listed):
+                elif wanted.takes(listed) and tables is None:
                     yield _line(listed, wanted)
+                elif wanted.takes(listed) and tables is not None:
+                    yield from _typed_line(listed, tables.table_of(listed), wanted)
 
     _write(lines())
     for line in damage:
@@ -226,7 +248,84 @@ def _flush(sink: BinaryIO, lines: list[str]) -> None:
         sink.write(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
 
 
+def _table_lines(disk: Disk, place: str, wanted: EntryOptions) -> Iterator[str]:
+    from flowstone.limestone.tsurugi.table_reader import schema_of, snapshot_at
+
+    with snapshot_at(disk, place, None) as snapshot:
+        schema = schema_of(snapshot)
+        for error in schema.unreadable.values():
+            say(f"warning: {error.message}")
+        chosen = [schema.table(name) for name in sorted(wanted.tables or schema.tables)]
+        for table in chosen:
+            for entry in snapshot.scan(table.storage_id) if wanted.takes_storage(table.storage_id) else ():
+                fields = {"table": table.name, **_typed_fields(entry, table, wanted)}
+                yield json.dumps(fields, ensure_ascii=False) if wanted.as_json else _typed_text(fields)
+
+
+def _typed_line(listed: Listed, table: SqlTable | BadMetadata | None, wanted: EntryOptions) -> Iterator[str]:
+    """Yield the line of an entry if it is about a row of a table; entries of unreadable tables are shown raw."""
+    from flowstone.limestone.errors import BadMetadata
+    from flowstone.limestone.format.entries import STORAGE_TYPES, Entry
+
+    entry = listed.token
+    if not isinstance(entry, Entry) or table is None or entry.type in STORAGE_TYPES:
+        return
+    if isinstance(table, BadMetadata):
+        if not wanted.tables:
+            yield _shown(listed, {**_entry_fields(entry, wanted), "problem": table.message}, wanted)
+    elif not wanted.tables or table.name in wanted.tables:
+        yield _shown(listed, {"table": table.name, **_typed_fields(entry, table, wanted)}, wanted)
+
+
+def _typed_fields(entry: Entry, table: SqlTable, wanted: EntryOptions) -> dict[str, Any]:
+    """Return the columns of a row, or of the key of a removed row; what does not fit is shown raw, with the problem."""
+    from flowstone.limestone.errors import BadRow
+    from flowstone.limestone.format.entries import EntryType
+    from flowstone.limestone.tsurugi.row_reader import read_key, read_row
+
+    try:
+        if entry.type is EntryType.REMOVE:
+            names, values = table.key_names, tuple(read_key(table, entry.key))
+        else:
+            names, values = table.column_names, read_row(table, entry.key, entry.value)
+    except BadRow as error:
+        return {**_entry_fields(entry, wanted), "problem": error.message}
+    return {"row": {name: _plain(value, wanted) for name, value in zip(names, values, strict=True)}}
+
+
+def _plain(value: Value, wanted: EntryOptions) -> Any:
+    """Return a value for JSON: bytes encoded, blobs as numbers, and numbers that JSON lacks as text."""
+    from flowstone.limestone.tsurugi.row_reader import LobId
+
+    if isinstance(value, bytes):
+        return wanted.encode(value)
+    if isinstance(value, LobId):
+        return value.blob_id
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)
+
+
+def _typed_text(fields: dict[str, Any]) -> str:
+    row = fields.pop("row", {})
+    words = [f"{name}={_value_word(value)}" for name, value in row.items()]
+    return " ".join([_text(fields), *words])
+
+
+def _value_word(value: Any) -> str:
+    """Return NULL as null, and the text null in quotes."""
+    return json.dumps(value) if value is None or value == "null" else _word(value)
+
+
 def _line(listed: Listed, wanted: EntryOptions) -> str:
+    from flowstone.limestone.format.entries import Entry
+
+    return _shown(listed, _entry_fields(listed.token, wanted) if isinstance(listed.token, Entry) else {}, wanted)
+
+
+def _shown(listed: Listed, more: dict[str, Any], wanted: EntryOptions) -> str:
     from flowstone.limestone.format.entries import Entry, Marker
 
     token = listed.token
@@ -237,15 +336,14 @@ def _line(listed: Listed, wanted: EntryOptions) -> str:
         "type": options.NAMES[token.type],
         "epoch": listed.epoch,
         "durable": listed.is_durable,
+        **more,
     }
-    if isinstance(token, Entry):
-        fields |= _entry_fields(token, wanted)
     if wanted.as_json:
         return json.dumps(fields)
     head = f"{fields.pop('file')} {fields.pop('offset')} {fields.pop('type')}"
     if not fields.pop("durable"):
         head += " void"
-    return f"{head} {_text(fields)}"
+    return f"{head} {_typed_text(fields)}"
 
 
 def _entry_fields(entry: Entry, wanted: EntryOptions) -> dict[str, Any]:
@@ -262,14 +360,15 @@ def _entry_fields(entry: Entry, wanted: EntryOptions) -> dict[str, Any]:
 
 
 def _text(fields: dict[str, Any]) -> str:
-    """Return `name=value` for each field that is not None; lists are joined by commas, text with spaces is quoted."""
+    """Return `name=value` for each field that is not None; lists are joined by commas, text with spaces or
+    control characters is quoted."""
     return " ".join(f"{name}={_word(value)}" for name, value in fields.items() if value is not None)
 
 
 def _word(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
-    if isinstance(value, str) and (" " in value or '"' in value):
+    if isinstance(value, str) and (" " in value or '"' in value or not value.isprintable()):
         return json.dumps(value, ensure_ascii=False)
     return str(value)
 

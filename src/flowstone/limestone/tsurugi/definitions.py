@@ -128,6 +128,11 @@ class SqlTable:
         return tuple(each.name for each in self.columns)
 
     @property
+    def shape(self) -> tuple[object, ...]:
+        """What makes the rows of two definitions the same: a storage, and its columns."""
+        return self.storage_id, self.columns, self.keys, self.values
+
+    @property
     def key_names(self) -> tuple[str, ...]:
         return tuple(self.columns[each.column].name for each in self.keys)
 

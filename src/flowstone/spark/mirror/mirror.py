@@ -75,8 +75,8 @@ class Mirror:
         transport_address: Address of this machine from which executors fetch the log over TCP.
         on_misfit: `quarantine`: if a value does not fit its column, the column is null, and the quarantine table of the
             lake gets a row with the value. `stop`: such a value stops the mirror with an error.
-        raw: Mirror Tsurugi's tables as storages, with raw keys and values, instead of typed columns.
         catalog: Register the tables in this schema of Spark's catalog.
+        raw: Mirror Tsurugi's tables as storages, with raw keys and values, instead of typed columns.
         username: User of live sources whose URI names none.
         password: Password of that user.
         storage_options: Options for a lake in object storage, as in deltalake.

@@ -111,6 +111,7 @@ class LimestoneOptions:
     max_rows: int | None = None
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
+    table: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,8 @@ TARANTOOL_OPTIONS: Final = (
 )
 LIMESTONE_OPTIONS: Final = tuple(
     (
-        "path mode asOf storage columns unsignedAs startingOffsets endingOffsets maxRowsPerTrigger maxBytesPerTrigger "
-        "failOnDataLoss"
+        "path mode asOf storage table columns unsignedAs startingOffsets endingOffsets maxRowsPerTrigger "
+        "maxBytesPerTrigger failOnDataLoss"
     ).split()
 )
 WRITER_OPTIONS: Final = ("uri", "space", "onConflict", "checkpointLocation")
@@ -253,6 +254,9 @@ def limestone_options(given: Mapping[str, str], *, streaming: bool | None = Fals
             hint="use it with spark.readStream; to read the state, use mode=state",
         )
     unsigned_as: Literal["int64", "decimal"] = options.choice("unsignedAs", "int64", ("int64", "decimal"))
+    table = options.read("table", str)
+    if table is not None:
+        options.refuse(("storage", "unsignedAs"), "a table", "omit it")
     return LimestoneOptions(
         options.required("path"),
         mode,
@@ -265,6 +269,7 @@ def limestone_options(given: Mapping[str, str], *, streaming: bool | None = Fals
         options.read("maxRowsPerTrigger", _positive),
         options.read("maxBytesPerTrigger", _size),
         options.flag("failOnDataLoss", default=True),
+        table,
     )
 
 

@@ -157,7 +157,7 @@ class _Entries:
         return self._line(TYPE).astype(np.uint8)
 
     def _make_operation(self) -> pa.Array:
-        return _NAMES.take(pa.array(self._types))
+        return operation_column(self._types)
 
     def _make_commit_version(self) -> pa.Array:
         return pa.array(self.chunk.epochs[self.rows].astype(np.int64))
@@ -203,6 +203,11 @@ class _Entries:
         if len(values) and values.max() > INT64_MAX:
             raise TooLarge(f"{name} {values.max()} of an entry does not fit BIGINT", hint="set unsignedAs=decimal")
         return pa.array(values.view(np.int64))
+
+
+def operation_column(types: NDArray[np.uint8]) -> pa.Array:
+    """Return the operations of entries by their types."""
+    return _NAMES.take(pa.array(types))
 
 
 def key_column(chunk: EntryChunk, rows: Rows) -> pa.Array:

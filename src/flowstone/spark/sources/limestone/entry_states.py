@@ -25,6 +25,10 @@ from flowstone.spark.index.limestone_pieces import Version
 from flowstone.spark.index.limestone_walk import EntryChunk
 from flowstone.spark.sources.limestone.entry_columns import EntryContract, key_column, newest, place_column
 from flowstone.spark.sources.limestone.entry_reader import Rows, chunks_of, counted, points, surviving
+from flowstone.spark.sources.limestone.table_contract import TableContract
+
+Contract = EntryContract | TableContract
+"""The columns of a query: of entries, or of one of Tsurugi's tables."""
 
 SHARE_SIZE: Final = 32 << 20
 """Bytes of files per task."""
@@ -45,12 +49,12 @@ class StateShare:
     slices: tuple[PieceSlice, ...]
     clears: Mapping[int, Version]
     epoch: int
-    contract: EntryContract
+    contract: Contract
     number: int = 0
     count: int = 1
 
 
-def plan_state(index: LimestoneIndex, epoch: int, contract: EntryContract) -> list[StateShare]:
+def plan_state(index: LimestoneIndex, epoch: int, contract: Contract) -> list[StateShare]:
     """Return tasks that together read each row of the state once."""
     slices = tuple(index.state_slices(epoch))
     clears = index.clears(epoch, with_detached=epoch < index.horizon)
@@ -96,7 +100,7 @@ def _own(chunk: EntryChunk, share: StateShare, *, is_compacted: bool) -> Rows:
     return rows[is_own]
 
 
-def _folding(chunk: EntryChunk, rows: Rows, contract: EntryContract, part: PieceSlice) -> pa.Table:
+def _folding(chunk: EntryChunk, rows: Rows, contract: Contract, part: PieceSlice) -> pa.Table:
     batch = contract.batch(chunk, rows)
     gone = chunk.table[TYPE, rows] == np.uint64(EntryType.REMOVE)
     # A remove has nulls, which the state's columns do not allow until removes are filtered out.

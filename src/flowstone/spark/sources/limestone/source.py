@@ -17,7 +17,8 @@ from flowstone.outside import production
 from flowstone.spark.index.limestone_index import SLICE_SIZE, LimestoneIndex, NotDurable, PieceSlice
 from flowstone.spark.sources.limestone.entry_columns import EntryContract
 from flowstone.spark.sources.limestone.entry_reader import chunks_of, counted
-from flowstone.spark.sources.limestone.entry_states import StateShare, plan_state, read_state
+from flowstone.spark.sources.limestone.entry_states import Contract, StateShare, plan_state, read_state
+from flowstone.spark.sources.limestone.table_contract import TableContract, table_between
 from flowstone.spark.sources.options import LimestoneOptions, WrongOption, limestone_options
 from flowstone.spark.worker_errors import clear_errors
 
@@ -36,7 +37,7 @@ class ChangesOfFile(InputPartition):
     part: PieceSlice
     start: int
     end: int
-    contract: EntryContract
+    contract: Contract
 
 
 @dataclass
@@ -53,6 +54,7 @@ class LimestoneSource(DataSource):
 
     - `mode`: changes (default) or state; `asOf` for a state: a durable epoch, by default the newest.
     - `storage`: storage ids, separated by commas; default: all.
+    - `table`: one of Tsurugi's tables, by name: its columns with their types, instead of keys and values.
     - `columns`: column names, separated by commas, in the desired order.
     - `unsignedAs`: int64 (default) or decimal, for ids and major versions; minor versions are always decimals.
     - `startingOffsets`: earliest (default), latest, or an epoch after which to begin; for a stream also snapshot: its
@@ -68,7 +70,11 @@ class LimestoneSource(DataSource):
     @clear_errors()
     def schema(self) -> str:
         options = limestone_options(self.options, streaming=None)
-        return contract_of(options, LimestoneIndex(production().disk, options.path)).spark_schema
+        if options.table is None:
+            return contract_of(options, LimestoneIndex(production().disk, options.path)).spark_schema
+        index = LimestoneIndex.open(production().disk, options.path)
+        epoch = next((each for each in (options.as_of, options.ending) if each is not None), index.durable)
+        return table_contract(options, index, epoch).spark_schema
 
     @clear_errors()
     def reader(self, schema: Any) -> DataSourceReader:
@@ -91,12 +97,11 @@ class LimestoneReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         index = LimestoneIndex.open(production().disk, options.path)
-        contract = contract_of(options, index)
         if options.mode == "state":
             epoch = index.durable if options.as_of is None else options.as_of
-            return [EntryStateOfKeys(share) for share in plan_state(index, epoch, contract)]
+            return state_parts(options, index, epoch)
         start, end = self._bounds(index)
-        return parts_between(index, start, end, contract)
+        return change_parts(options, index, start, end)
 
     def _bounds(self, index: LimestoneIndex) -> tuple[int, int]:
         options = self._options
@@ -123,7 +128,29 @@ def contract_of(options: LimestoneOptions, index: LimestoneIndex) -> EntryContra
     return contract
 
 
-def parts_between(index: LimestoneIndex, start: int, end: int, contract: EntryContract) -> list[InputPartition]:
+def table_contract(options: LimestoneOptions, index: LimestoneIndex, epoch: int) -> TableContract:
+    """Return the columns of option `table` as they are at an epoch."""
+    assert options.table is not None
+    contract = TableContract(index.sql_schema(epoch).table(options.table), options.mode, options.wanted)
+    _ = contract.schema
+    return contract
+
+
+def state_parts(options: LimestoneOptions, index: LimestoneIndex, epoch: int) -> list[InputPartition]:
+    """Return tasks that together read the state at an epoch."""
+    contract = contract_of(options, index) if options.table is None else table_contract(options, index, epoch)
+    return [EntryStateOfKeys(share) for share in plan_state(index, epoch, contract)]
+
+
+def change_parts(options: LimestoneOptions, index: LimestoneIndex, start: int, end: int) -> list[InputPartition]:
+    """Return tasks that together read each change after `start` up to `end` once."""
+    if options.table is None:
+        return parts_between(index, start, end, contract_of(options, index))
+    found = table_between(index, options.table, start, end)
+    return parts_between(index, found.start, end, TableContract(found.table, options.mode, options.wanted))
+
+
+def parts_between(index: LimestoneIndex, start: int, end: int, contract: Contract) -> list[InputPartition]:
     """Return tasks that together read each change after `start` up to `end` once."""
     size = max(SLICE_SIZE_MIN, min(SLICE_SIZE, index.size_between(start, end) // SLICES_WANTED))
     return [ChangesOfFile(part, start, end, contract) for part in index.slices(start, end, size=size)]

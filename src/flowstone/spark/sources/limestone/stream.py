@@ -23,8 +23,8 @@ from pyspark.sql.streaming.datasource import (
 from flowstone.limestone.errors import LimestoneError
 from flowstone.outside import production
 from flowstone.spark.index.limestone_index import LimestoneIndex, NotDurable
-from flowstone.spark.sources.limestone.entry_states import plan_state
-from flowstone.spark.sources.limestone.source import EntryStateOfKeys, contract_of, parts_between, read_part
+from flowstone.spark.sources.limestone.source import change_parts, read_part, state_parts
+from flowstone.spark.sources.limestone.table_contract import replaced, table_at
 from flowstone.spark.sources.options import LimestoneOptions, WrongOption
 from flowstone.spark.worker_errors import clear_errors
 
@@ -78,7 +78,6 @@ class LimestoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     @clear_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         index = self._refreshed()
-        contract = contract_of(self._options, index)
         until = _epoch_in(end, index)
         if until is None:
             return []
@@ -86,11 +85,24 @@ class LimestoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise _set_back(index, until)
         at = _epoch_in(start, index)
         if at is None and self._options.starting == "snapshot":
-            return [EntryStateOfKeys(share) for share in plan_state(index, until, contract)]
+            return state_parts(self._options, index, until)
         at = self._first(index, until) if at is None else at
         if self._options.fail_on_data_loss:
             index.check_changes(at, until)
-        return parts_between(index, at, until, contract)
+        return change_parts(self._options, index, at, until) if self._has_table(index, at, until) else []
+
+    def _has_table(self, index: LimestoneIndex, start: int, end: int) -> bool:
+        """Return False for epochs before the creation of the table that is streamed.
+
+        Raise TableReplaced if the table at `end` has other columns than now: these are the columns of the query.
+        """
+        name = self._options.table
+        if name is None or start == end:
+            return name is None
+        now, then = (table_at(index, name, epoch) for epoch in (index.durable, end))
+        if now is not None and then is not None and now.shape != then.shape:
+            raise replaced(index, name, index.definition_epoch(end) or end)
+        return then is not None or now is None or table_at(index, name, start) is not None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_part(partition)
