@@ -142,6 +142,8 @@ return unpack({1, 2, 3}, 2), select(2, 'a', 'b'), next({5}), rawget({7}, 1), raw
 return load('return 1 + 1')(), loadstring('return ...')(7), load('x x')
 local t = setmetatable({}, {__index = function(_, k) return k .. '!' end}) return t.x
 x_global = 7 return x_global
+return require('console').eval('1 + 1'), require('console').eval('y_global = 5'), require('console').eval('nil')
+return require('console').eval("error('x', 0)"), require('console').eval('1, 2, nil'), require('console').eval('x x')
 return require('utf8') ~= nil, type(utf8.len), utf8.len('äöü')
 return function() end
 """.strip().splitlines()

@@ -435,6 +435,35 @@ modules.fun.each = function(f, ...) return made(...):each(f) end
 modules.fun.reduce = function(f, start, ...) return made(...):reduce(f, start) end
 modules.fun.foldl = modules.fun.reduce
 
+-- console: what `tarantoolctl connect` and `tt connect` send.
+
+local pcall = pcall
+
+local function shown(ok, ...)
+    local text
+    if ok then
+        text = K.pack_array(...)
+    else
+        text = K.pack_array({error = K.tostring((...))})
+    end
+    return (completed(python.encode('console', text)))
+end
+
+modules.console = {
+    eval = function(line)
+        local load = K.globals.load
+        local chunk, problem = load('return ' .. line, line)
+        if chunk == nil then
+            chunk, problem = load(line, line)
+        end
+        if chunk == nil then
+            return shown(false, problem)
+        end
+        local ok, text = pcall(shown, pcall(chunk))
+        return ok and text or shown(false, text)
+    end,
+}
+
 -- utf8 and extensions of string.
 
 modules.utf8 = {

@@ -6,6 +6,7 @@ import base64
 import datetime
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal, DecimalException, localcontext
 from typing import Any, Final
@@ -36,6 +37,10 @@ from flowstone.text.yaml_values import yaml_list
 
 DECIMAL_DIGITS: Final = 38
 RANDOM_SIZE_MAX: Final = 1024 * 1024
+
+_PLAIN: Final = re.compile(r"[A-Za-z_][\w./-]*( [\w./-]+)*")
+_WORDS: Final = frozenset(("true", "false", "null", "yes", "no", "on", "off", "y", "n"))
+"""Texts that YAML does not read as strings unless they are quoted."""
 
 _HASHES: Final = frozenset(("md5", "sha1", "sha224", "sha256", "sha384", "sha512"))
 _OPERATIONS: Final[dict[bytes, Callable[[Decimal, Decimal], Decimal]]] = {
@@ -205,7 +210,24 @@ def _encode(form: bytes, raw: bytes) -> Answer:
         return True, json_value(raw).encode("utf-8", "surrogateescape")
     if form == b"flow":
         return True, _flow(unpack(raw)).encode("utf-8", "surrogateescape")
-    return True, f"---\n{yaml_list([unpack(raw)])[2:]}...\n".encode("utf-8", "surrogateescape")
+    value = unpack(raw)
+    if form == b"console":
+        lines = "".join(f"- {item}\n" for item in map(_console_item, value))
+        return True, f"---\n{lines}...\n".encode("utf-8", "surrogateescape")
+    return True, f"---\n{yaml_list([value])[2:]}...\n".encode("utf-8", "surrogateescape")
+
+
+def _console_item(value: Any) -> str:
+    """Return a value as a console shows it, below `- `: a map with an entry per line."""
+    if isinstance(value, dict) and value:
+        return "\n  ".join(f"{_plain(key)}: {_plain(inner)}" for key, inner in value.items())
+    return _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return _flow(value)
 
 
 def _flow(value: Any) -> str:
