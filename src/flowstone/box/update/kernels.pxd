@@ -1,4 +1,4 @@
-from libc.stdint cimport INT32_MIN, INT64_MAX, INT64_MIN
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 
 from flowstone.box.update.bulk cimport ARGUMENT, ARGUMENT_END, CODE, DOUBLE, FIELD, INTEGER, OPERATIONS_MAX
 from flowstone.native.msgpack cimport put_big, put_uint, read_array, read_integer, value_end

@@ -29,7 +29,8 @@ if not cython.compiled:  # compiled, the .pxd provides these
     )
 
     ASSIGN, ADD, SUBTRACT = b"=+-"
-    INT32_MIN, INT64_MIN, INT64_MAX = -(1 << 31), -(1 << 63), (1 << 63) - 1
+    INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
+    INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 FLOAT_MAX = 3.4028234663852886e38
 """The largest number that a float of four bytes holds."""
@@ -77,7 +78,7 @@ def read_operations(ops: Bytes, at: int, end: int, base: int, count: int, keys: 
         if behind < 0:
             return -1
         field, is_number = read_integer(ops, at)
-        if not is_number or field < base:
+        if not is_number or field < base or field > INT32_MAX:
             return -1
         field -= base
         at = behind
