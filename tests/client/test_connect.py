@@ -46,6 +46,13 @@ def test_wrong_option_is_rejected_with_its_value(options: dict[str, Any], messag
         flowstone.connect("127.0.0.1:3301", **options)
 
 
+@pytest.mark.parametrize("login", [{"user": 5}, {"user": "app", "password": b"secret"}, {"user": "\ud800"}])
+def test_login_that_is_not_a_text_is_rejected_without_showing_it(login: dict[str, Any]) -> None:
+    with pytest.raises(flowstone.LocalProtocolError, match="is not a text; use a str") as error:
+        flowstone.connect("127.0.0.1:3301", **login)
+    assert "secret" not in str(error.value)
+
+
 def test_invalid_address_is_rejected_at_once() -> None:
     with pytest.raises(flowstone.UriError):
         flowstone.connect("no address")

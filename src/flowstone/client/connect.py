@@ -49,7 +49,7 @@ def connect(
 
     Raises:
         UriError: `uri` is not a valid address, or list of addresses, or a password is given without a user.
-        LocalProtocolError: Another argument is not valid.
+        LocalProtocolError: Another argument is not valid, as a password that is not a `str`.
 
     Example:
         members = "app:secret@db1:3301,app:secret@db2:3301,app:secret@db3:3301"
@@ -61,12 +61,28 @@ def connect(
                 await transaction.space("orders").update(42, {"status": "paid"})
     """
     members = tuple(with_login(member, user, password) for member in parse_members(uri))
+    for member in members:
+        _check_text("user", member.user)
+        _check_text("password", member.password)
     checked_place(read_from)
     _check_seconds("connect_timeout", connect_timeout)
     _check_seconds("request_timeout", request_timeout)
     return Connecting(
         outside if outside is not None else production(), members, read_from, connect_timeout, request_timeout
     )
+
+
+def _check_text(name: str, text: object) -> None:
+    """Raise LocalProtocolError if `text` cannot be sent; the error does not show it."""
+    if text is None:
+        return
+    try:
+        if isinstance(text, str):
+            text.encode("utf-8", "surrogateescape")
+            return
+    except UnicodeEncodeError:
+        pass
+    raise LocalProtocolError(f"{name} is not a text", hint="use a str without lone surrogates")
 
 
 def _check_seconds(name: str, seconds: object) -> None:
