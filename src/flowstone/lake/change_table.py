@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import CommitProperties, Transaction
 
@@ -32,6 +32,8 @@ CHECKPOINT_INTERVAL: Final = 20
 
 COMPACT_SIZE: Final = 16 << 20
 """Files up to this size are joined: each batch adds a file, and a larger limit would rewrite the last one often."""
+
+_WRITING: Final = WriterProperties(compression="ZSTD", compression_level=1)
 
 LEADING_FIELDS: Final = (
     pa.field("_change_type", pa.string()),
@@ -121,7 +123,14 @@ class ChangeTable:
             if self._delta is None:
                 self._create(rows, properties)
             else:
-                write_deltalake(self._delta, rows, mode="append", schema_mode="merge", commit_properties=properties)
+                write_deltalake(
+                    self._delta,
+                    rows,
+                    mode="append",
+                    schema_mode="merge",
+                    writer_properties=_WRITING,
+                    commit_properties=properties,
+                )
                 self._note_columns(self._delta)
         except CommitFailedError as error:
             raise AnotherWriter(
@@ -142,6 +151,7 @@ class ChangeTable:
                 "delta.logRetentionDuration": self._keep,
             },
             storage_options=self._storage_options,
+            writer_properties=_WRITING,
             commit_properties=properties,
         )
         self._open()
@@ -218,7 +228,9 @@ class ChangeTable:
         """Join small files; no row changes."""
         if self._delta is not None:
             self._delta.optimize.compact(
-                target_size=COMPACT_SIZE, commit_properties=CommitProperties(max_commit_retries=0)
+                target_size=COMPACT_SIZE,
+                writer_properties=_WRITING,
+                commit_properties=CommitProperties(max_commit_retries=0),
             )
             self._delta.update_incremental()
 
