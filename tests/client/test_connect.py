@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+import subprocess
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flowstone
+from tests.client.scripted_server import Script
+from tests.node.fake_server import answering
 from tests.node.upstream_server import Upstream
 from tests.real_tarantool import free_port
 
@@ -21,6 +28,36 @@ async def test_client_is_open_for_the_duration_of_the_async_with_block(node: Ups
     with pytest.raises(flowstone.LocalProtocolError, match="already used"):
         async with connecting:
             pass
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A self-signed certificate, which is its own authority, and its key."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate, key
+
+
+async def test_connection_is_encrypted_when_the_address_asks_for_tls(certificate: tuple[Path, Path]) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    talk = answering(Script(), (2, 6, 0))
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await talk(reader, writer)
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with flowstone.connect(f"{address}?transport=ssl&ssl_ca_file={certificate[0]}") as client:
+            rows = await asyncio.gather(*[client.space("fruit").insert((1,)) for _ in range(100)])
+            assert rows == [(1,)] * 100
+            assert await client.space("fruit").insert_many([(1,)] * 2000) == 2000
+        with pytest.raises(flowstone.FlowstoneError, match="the server may require TLS"):
+            async with flowstone.connect(address, connect_timeout=0.2):
+                pass
 
 
 def test_failed_connection_leaves_no_thread() -> None:
