@@ -35,7 +35,7 @@ _ALL: Final = 2
 class KnownSpace:
     """A space with what encoding a statement needs: the beginning of its bodies, and the numbers of its fields."""
 
-    __slots__ = ("_index_heads", "definition", "id", "names", "numbers", "store_head")
+    __slots__ = ("_get_heads", "_index_heads", "definition", "id", "names", "numbers", "store_head")
 
     def __init__(self, definition: SpaceDefinition) -> None:
         self.definition = definition
@@ -45,6 +45,7 @@ class KnownSpace:
         self.store_head = b"\x82\x10" + pack(definition.id) + b"\x21"
 
         self._index_heads: dict[int | str, bytes] = {}
+        self._get_heads: dict[int | str, tuple[bytes, int]] = {}
 
     def index_head(self, index: int | str) -> bytes:
         """Return the entries of a body that name an index. Raise the error of a server if it does not exist."""
@@ -53,6 +54,16 @@ class KnownSpace:
             number = index if index == 0 else self.index(index).id
             head = self._index_heads[index] = b"\x10" + pack(self.id) + b"\x11" + pack(number)
         return head
+
+    def get_head(self, index: int | str) -> tuple[bytes, int]:
+        """Return the beginning of a body that selects one tuple by its key, and the number of parts of the key; 0 if
+        the index is not unique."""
+        found = self._get_heads.get(index)
+        if found is None:
+            definition = self.index(index)
+            head = b"\x84" + self.index_head(index) + b"\x12\x02\x20"  # a limit of 2, as in real clients
+            found = self._get_heads[index] = head, len(definition.parts) if definition.unique else 0
+        return found
 
     def index(self, index: int | str) -> IndexDefinition:
         """Return an index by id or name. Raise the error of a server if it does not exist."""

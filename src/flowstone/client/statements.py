@@ -133,11 +133,11 @@ class Get(ClientStatement[R | None]):
 
     def body(self, schema: KnownSchema) -> bytes:
         space = schema.space(self._space)
-        index = space.index(self._index)
+        head, parts = space.get_head(self._index)
         count = _array_size(self._key)
-        if not index.unique or count != len(index.parts):
-            raise _not_one(space, index.unique, len(index.parts), count)
-        return b"".join((b"\x84", space.index_head(self._index), b"\x12\x02\x20", self._key))
+        if count != parts:
+            raise _not_one(space, parts, count)
+        return head + self._key
 
     def result(self, body: bytes, schema: KnownSchema) -> R | None:
         found = _one_of(body)
@@ -203,8 +203,8 @@ def _array_size(raw: bytes) -> int:
     return raw[0] & 0x0F if raw[0] < 0xA0 else int.from_bytes(raw[1 : 3 if raw[0] == 0xDC else 5], "big")
 
 
-def _not_one(space: KnownSpace, is_unique: bool, wanted: int, given: int) -> errors.TarantoolError:
-    if not is_unique:
+def _not_one(space: KnownSpace, wanted: int, given: int) -> errors.TarantoolError:
+    if not wanted:
         return errors.MoreThanOneTuple("Get() doesn't support partial keys and non-unique indexes")
     name = space.definition.name
     return errors.ExactMatch(

@@ -360,13 +360,14 @@ class _AsyncioStream:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._transport = writer.transport
 
     async def read(self, n: int) -> bytes:
         return await self._reader.read(n)
 
     def write(self, data: Buffer) -> None:
-        if not self._writer.is_closing():  # uvloop would raise, where asyncio discards the data
-            self._writer.write(memoryview(data))
+        if not self._transport.is_closing():  # uvloop would raise, where asyncio discards the data
+            self._transport.write(data if type(data) is bytes else memoryview(data))
 
     async def drain(self) -> None:
         await self._writer.drain()
