@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,8 +18,13 @@ from flowstone.spark.mirror.mirror_run import LakePlace, MirrorOptions, MirrorRu
 from flowstone.spark.mirror.progress import MirrorEvent, SourceStatus
 from flowstone.spark.mirror.start_checks import OtherSettings
 from flowstone.spark.verification.verify import verify
+from tests.conftest import FULL
 from tests.limestone.tsurugi.encoder import ColumnSpec, TableSpec, value_of
 from tests.limestone.tsurugi.generator import GeneratedDatabase
+from tests.spark.mirror_process import MirrorProcess
+
+EPOCHS = 10
+"""Epochs of the long test; the mirror is killed after each."""
 
 ORDERS = TableSpec(
     "orders",
@@ -149,3 +157,46 @@ def test_raw_mirror_has_storages_and_stays_raw(mirrored: Mirrored) -> None:
     mirrored.assert_equal(raw=True)
     with pytest.raises(OtherSettings, match="was created with different --raw"):
         mirrored.run()
+
+
+def fill(database: GeneratedDatabase, tables: Sequence[str], rows: int, epoch: int) -> None:
+    """Write an epoch: new orders, changed ones, and deleted ones."""
+    for place, name in enumerate(tables):
+        first, had_rows = epoch * rows, bool(database.rows[name])
+        database.upsert(name, map(order, range(first, first + rows)))
+        if had_rows and place:
+            database.upsert(name, ({**order(number), "note": None} for number in range(first - rows, first, 3)))
+            database.delete(name, ({"id": number} for number in range(first - rows + 1, first, 7)))
+
+
+@pytest.mark.full_scale(reason="kills ten processes of a mirror of two million rows")
+@pytest.mark.timeout(6000)
+def test_mirror_killed_at_random_moments_has_every_row_of_five_changing_tables(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    mirrored, rng = Mirrored(spark, tmp_path), Random(22)
+    database, names = mirrored.database, [f"orders_{number}" for number in range(5)]
+    rows = 2_000_000 // len(names) // EPOCHS if FULL else 40
+    for number, name in enumerate(names[:4], 2):
+        database.create(TableSpec(name, ORDERS.columns, ORDERS.keys), number)
+    for epoch in range(EPOCHS):
+        if epoch == EPOCHS // 2:
+            database.remove(names[0])
+            database.commit()
+            database.create(TableSpec(names[4], ORDERS.columns, ORDERS.keys), 2)
+        living = names[:4] if epoch < EPOCHS // 2 else names[1:]
+        fill(database, living, rows, epoch)
+        database.commit()
+        process = MirrorProcess([database.path, mirrored.lake, "--trigger-seconds=0", f"--max-rows={rows}"], tmp_path)
+        try:
+            process.wait_for("start", lambda event: event["event"] in ("opened", "progress"))
+            Event().wait(rng.random() * 4)  # a random moment, not a condition
+        finally:
+            process.kill()
+    mirrored.run()
+    assert sorted(Lake.open(mirrored.lake).tables()) == names[1:]
+    for name in names[1:]:
+        found = {row["id"]: (str(row["price"]), row["note"]) for row in mirrored.rows(name)}
+        wanted = {row["id"]: (str(row["price"]), row["note"]) for row in database.rows[name].values()}
+        assert found == wanted, name
+    mirrored.assert_equal()
