@@ -1,4 +1,4 @@
-"""The systemd unit and the example configuration: the real command accepts them."""
+"""The systemd units and the example configuration: the real command accepts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from flowstone.node.configuration import OPTIONS
+from tests.packaging.commands import options_of
 from tests.places import ROOT
 from tests.real_tarantool import free_port
 
@@ -82,16 +85,32 @@ def test_settings_of_the_unit_are_options() -> None:
     assert variables == {OPTIONS["work_dir"].variable}
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["flowstone@", "flowstone-archive@", "flowstone-mirror@"])
+def test_systemd_accepts_the_unit(tmp_path: Path, name: str) -> None:
     """Without systemd, check that every line has the form of a unit."""
-    text = UNIT.read_text()
+    text = (PACKAGING / f"{name}.service").read_text()
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"\[(Unit|Service|Install)\]|[A-Z]\w+=.*", line) for line in lines)
     analyze = shutil.which("systemd-analyze")
     if analyze is not None:
-        unit = tmp_path / "flowstone@.service"
+        unit = tmp_path / f"{name}.service"
         unit.write_text(text.replace(INSTALLED, sys.executable))
         done = run([analyze, "verify", str(unit)], tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         rated = run([analyze, "security", "--offline=yes", "--threshold=20", "--no-pager", str(unit)], tmp_path)
         assert rated.returncode == 0, rated.stdout
+
+
+@pytest.mark.parametrize("command", ["archive", "mirror"])
+def test_units_beside_the_node_run_commands_with_known_options(command: str) -> None:
+    text = (PACKAGING / f"flowstone-{command}@.service").read_text()
+    (start,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    program, named, *arguments = shlex.split(start)
+    assert (program, named) == (INSTALLED, command)
+    known = options_of(command)
+    assert {each for each in arguments if each.startswith("--")} <= known
+    variables = set(re.findall(r"\$\{(\w+)\}", start)) | {"TT_CLI_USERNAME", "TT_CLI_PASSWORD"}
+    assert all(variable in text.partition("[Unit]")[0] for variable in variables)
+    # What the command writes is in the directory that systemd creates for it.
+    assert re.search(rf"^StateDirectory=flowstone-{command}/%i$", text, re.MULTILINE)
+    assert "MemoryDenyWriteExecute=yes" in text or command == "mirror"
