@@ -14,7 +14,7 @@ import pytest
 
 import flowstone
 from tests.client.scripted_server import Script
-from tests.node.fake_server import answering
+from tests.node.fake_server import answering, greeting, peer
 from tests.node.upstream_server import Upstream
 from tests.real_tarantool import free_port
 
@@ -65,6 +65,18 @@ def test_failed_connection_leaves_no_thread() -> None:
     with pytest.raises(flowstone.ConnectionFailed), flowstone.connect(f"127.0.0.1:{free_port()}"):
         pass
     assert threading.active_count() == before
+
+
+async def test_connection_fails_at_once_when_the_server_answers_with_invalid_packets() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting())
+        while await reader.read(1024):
+            writer.write(b"\xff" * 10)
+
+    async with peer(talk) as uri, asyncio.timeout(20):
+        with pytest.raises(flowstone.FlowstoneError, match="sent an invalid packet"):
+            async with flowstone.connect(uri):
+                pass
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,8 @@ class _AsyncioStream:
     async def close(self) -> None:
         self._writer.close()
         with contextlib.suppress(OSError):  # the connection was already lost
-            await self._writer.wait_closed()
+            # All callers wait for one future. Without the shield a caller that is cancelled cancels the others, too.
+            await asyncio.shield(self._writer.wait_closed())
 
 
 class _Delivery(asyncio.Protocol):
