@@ -27,6 +27,7 @@ IMPORT_EVERYTHING: Final = """
 import importlib, pkgutil, flowstone
 for module in pkgutil.walk_packages(flowstone.__path__, "flowstone."):
     extras = ("flowstone.columns.", "flowstone.spark.", "flowstone.lake.", "flowstone.web.")
+    extras += ("flowstone.limestone.tsurugi.row_columns",)
     needs_an_extra = module.name.startswith(extras)
     if not needs_an_extra and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
