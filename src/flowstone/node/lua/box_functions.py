@@ -81,14 +81,12 @@ class BoxFunctions:
             try:
                 if state.is_late():
                     return False, 32, SLICE_EXCEEDED
-                answer = function(*arguments)
-                state.reserve(len(answer[1]) if answer is not None and type(answer[1]) is bytes else 0)
+                return function(*arguments)
             except FlowstoneError as error:
                 return failure(error)
             except Exception as error:
                 LOG.exception("%s in Lua failed", function.__name__)
                 return False, 0, f"Internal error: {type(error).__name__}".encode()
-            return answer
 
         return run
 
@@ -359,7 +357,7 @@ class BoxFunctions:
             }
             for index in space.indexes.values()
         ]
-        described = pack(
+        return pack(
             {
                 "id": space.id,
                 "name": space.name,
@@ -372,9 +370,6 @@ class BoxFunctions:
                 "indexes": indexes,
             }
         )
-        assert self.state is not None
-        self.state.reserve(len(described))
-        return described
 
     def _log(self, level: bytes, text: bytes) -> None:
         LOG.log(_LEVELS.get(level, logging.INFO), "Lua: %s", text[:_TEXT_MAX].decode("utf-8", "backslashreplace"))

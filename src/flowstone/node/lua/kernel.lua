@@ -21,7 +21,7 @@ jit.off()
 jit.off(true, true)
 
 local SYSTEM = {}
-local HOOK_COUNT = 10000 -- instructions between two checks: some 50 microseconds
+local HOOK_COUNT = 1000 -- instructions between two checks: with a full memory, each may collect all garbage
 local DEPTH_MAX = 100 -- nested calls of C functions that call Lua: each takes up to 10 KiB of the C stack
 
 -- Objects: cdata, as on a real server, whose content is in a table with weak keys.

@@ -7,12 +7,15 @@ code keeps is replaced by a new one (`LuaState.is_full`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any, Final
 
 from flowstone.errors import FlowstoneError
 from flowstone.outside import Clock
+
+LOG = logging.getLogger("flowstone.node")
 
 MEMORY_MAX: Final = 256 * 1024 * 1024
 """Bytes at which LuaJIT cannot allocate more."""
@@ -71,7 +74,7 @@ class LuaState:
     def _load(self, functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
         """Run the sources, and return the functions of the kernel."""
         lua = self._lua
-        table = lua.table_from({name.encode(): function for name, function in functions.items()})
+        table = lua.table_from({name.encode(): self._crossing(function) for name, function in functions.items()})
         package = files(__package__)
         kernel: Any = None
         for name in _SOURCES:
@@ -80,6 +83,23 @@ class LuaState:
             kernel = chunk(table) if kernel is None else (chunk(kernel), kernel)[1]
         kernel[b"open"]()
         return {name: kernel[name.encode()] for name in ("start", "resume", "drop", "eval", "compile", "find")}
+
+    def _crossing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with room for its result in Lua, and without exceptions, which would cross as objects."""
+
+        def run(*arguments: Any) -> Any:
+            try:
+                answer = function(*arguments)
+            except Exception:
+                LOG.exception("function for Lua failed")
+                answer = False, 0, b"Internal error"
+            if type(answer) is tuple:
+                self.reserve(sum([len(one) for one in answer if type(one) is bytes]))
+            else:
+                self.reserve(len(answer) if type(answer) is bytes else 0)
+            return answer
+
+        return run
 
     # --- compiling ---
 
@@ -95,6 +115,7 @@ class LuaState:
 
     def find_global(self, name: bytes) -> Any:
         """Return the global Lua function of this name, such as `a.b:c`; None if there is none."""
+        self.reserve(len(name))
         return self._find(name)
 
     # --- slices ---
@@ -109,6 +130,7 @@ class LuaState:
 
     def drop(self, task: int) -> None:
         """Forget a task that waits."""
+        self.reserve(0)
         self._drop(task)
 
     def _run(self, function: Any, size: int, *arguments: Any) -> tuple[Any, ...]:
