@@ -20,6 +20,7 @@ from tests.box.spaces import box_with, definition, on
         ("1:varbinary", True),
         ("1.name:string", False),
         ("1[*]:unsigned", False),
+        ("1:string 1:string", False),
         ("1:decimal", False),
         ("1:double", False),
     ],

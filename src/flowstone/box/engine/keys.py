@@ -123,6 +123,10 @@ class KeyDefinition:
         parts = (*self._parts, *self._tail)
         if any(not part.kind or part.definition.exclude_null for part in parts):
             return None
+        # Servers reject two parts on one field, but files may have them; compiled code has room for each field once,
+        # and once more in the primary key.
+        if any(len({part.definition.field for part in each}) < len(each) for each in (self._parts, self._tail)):
+            return None
         return KeyLayout(
             tuple(part.definition.field for part in parts),
             tuple(part.kind for part in parts),
