@@ -37,7 +37,6 @@ EXCEPTIONS: dict[str, Difference] = {
     "body: with a space id above 32 bits": Difference(NO_UPPER_BITS, "error 36 \"Space '4294967808' does not exist\""),
     "unsigned key: in a long head": Difference(BY_VALUE, "OK [(5,)]"),
     "unsigned key: with a signed head": Difference(BY_VALUE, "OK [(5,)]"),
-    "double key: a float": Difference(BY_VALUE, "OK [(1.0,)]"),
     "mixed hash key: a decimal by an equal double": Difference(BY_VALUE, "OK [(Decimal('7.50'), 0)]"),
     "double key: not a number inserted": Difference(
         "NaN has its place below all numbers; to the real 2.6 it equals whatever it is compared with", "OK [(nan,)]"

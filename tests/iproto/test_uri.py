@@ -177,6 +177,7 @@ def test_password_with_a_comma_is_not_split() -> None:
         ([], "empty"),
         (["db1:1,db2:2"], "2 addresses"),
         ("", "'' is not a valid address"),
+        ("u:hidden:3301", "several colons and no @"),
         (3301, "not int"),
     ],
 )

@@ -170,6 +170,8 @@ def _place(place: str) -> tuple[str, int | None]:
         return "127.0.0.1", _port(place, place)
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^:/\s\[\]]+)):(\d+)", place)
     if match is None:
+        if place.count(":") > 1 and "[" not in place:  # user:password:port, perhaps
+            raise UriError("URI has several colons and no @", hint=f"{FORMS}; an IPv6 address is in brackets")
         raise UriError(f"{place!r} is not a valid address", hint=FORMS)
     return match[1] or match[2], _port(match[3], place)
 

@@ -80,3 +80,14 @@ def test_invalid_operations_are_rejected_before_a_tuple_is_read(operations: Any,
     for form in (operations, pack(operations)):
         with pytest.raises(error):
             decode_operations(form, index_base=1, field_names=NAMES)
+
+
+@pytest.mark.parametrize(("field", "index_base", "number"), [(5, 1, 4), (-3, -5, 2), (-7, -5, -7), (0, -3, 3)])
+def test_field_numbers_count_from_the_index_base(field: int, index_base: int, number: int) -> None:
+    assert decoded("=", field, 0, index_base=index_base).field == number
+
+
+@pytest.mark.parametrize(("field", "index_base"), [(0, 1), (0, -(1 << 31)), ((1 << 31) - 1, -1)])
+def test_field_before_the_index_base_or_past_32_bits_is_rejected(field: int, index_base: int) -> None:
+    with pytest.raises(errors.NoSuchFieldNo):
+        decoded("=", field, 0, index_base=index_base)

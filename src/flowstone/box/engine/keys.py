@@ -15,11 +15,12 @@ from typing import Any, Final, NamedTuple
 from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.collation import Collation
-from flowstone.box.engine.field_types import accepted_classes, accepted_kinds
+from flowstone.box.engine.field_types import KIND_FLOAT, accepted_classes, accepted_kinds, elements_of, kind_at
 from flowstone.box.engine.key_encoding import ABOVE, NIL, Encoder, encoder
 from flowstone.box.engine.key_parts import PART_OF_TYPE
 from flowstone.box.engine.paths import EVERY, Step, find, parse_path
 from flowstone.iproto import errors
+from flowstone.iproto.msgpack import unpack
 
 Key = int | bytes
 Values = tuple[Any, ...]
@@ -106,6 +107,12 @@ class KeyDefinition:
         self.is_unique = index.unique
         self._parts = tuple(_part(part, collations, dialect) for part in index.parts)
         self._tail = tuple(_part(part, collations, dialect) for part in primary.parts) if primary is not None else ()
+        self._doubles = frozenset(
+            number
+            for number, part in enumerate(index.parts)
+            if part.type == "double" and not accepted_kinds(part.type, dialect) & KIND_FLOAT
+        )
+        """Numbers of the parts that accept 8-byte floats only."""
         self.is_multikey = any(EVERY in part.steps for part in self._parts)
         self.kind = _kind_of(index, self._parts)
         self._is_tree = index.type == "tree"
@@ -134,6 +141,18 @@ class KeyDefinition:
             tuple(part.definition.is_nullable for part in parts),
             len(self._parts),
         )
+
+    def read(self, raw: bytes) -> Any:
+        """Decode the key of a request.
+
+        Raise KeyPartType for a 4-byte float where only 8-byte ones are accepted: once decoded, they are the same.
+        """
+        values = unpack(raw)
+        if self._doubles and type(values) is tuple and len(values) <= len(self._parts):
+            for number, element in enumerate(elements_of(raw)):
+                if number in self._doubles and kind_at(element, 0) == KIND_FLOAT:
+                    raise self._wrong_type(number)
+        return values
 
     def span(self, iterator: int, values: Values) -> Span:
         """Return the span that a SELECT with this iterator and key reads."""
@@ -296,11 +315,13 @@ class KeyDefinition:
         for number, (part, value) in enumerate(zip(self._parts, values, strict=False)):
             is_right = type(value) in part.types and not (part.is_unsigned and value < 0)
             if not is_right and not (value is None and takes_nil and part.definition.is_nullable):
-                return errors.KeyPartType(
-                    f"Supplied key type of part {number} does not match index part type:"
-                    f" expected {part.definition.type}"
-                )
+                return self._wrong_type(number)
         raise AssertionError("every part is right")
+
+    def _wrong_type(self, number: int) -> errors.TarantoolError:
+        return errors.KeyPartType(
+            f"Supplied key type of part {number} does not match index part type: expected {self.parts[number].type}"
+        )
 
     def _not_exact(self, values: Values) -> errors.TarantoolError:
         if len(values) != len(self._parts):

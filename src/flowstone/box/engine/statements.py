@@ -67,7 +67,7 @@ def select(
         raise errors.IllegalParams("Illegal parameters, Invalid iterator type")
     check_access(txn, space, _READ)
     index = space.index(index_id)
-    values = unpack(key)
+    values = index.key.read(key)
     if _is_point(index, iterator, values) and after is None:
         found = _find_visible(txn, space, index, index.key.exact(values))
         return [found] if found is not None and not offset and limit else []
@@ -86,7 +86,7 @@ def count(txn: BoxTransaction, space: EngineSpace, index_id: int, *, iterator: i
     """Return the number of tuples that `select` would return."""
     check_access(txn, space, _READ)
     index = space.index(index_id)
-    values = unpack(key)
+    values = index.key.read(key)
     if space.definition.engine == "sysview":
         return len(select(txn, space, index_id, iterator=iterator, key=key))
     if _is_point(index, iterator, values):
@@ -321,7 +321,7 @@ def _exact(space: EngineSpace, index: EngineIndex, key: bytes) -> Key:
     _check_served(space, index)
     if not index.definition.unique:
         raise errors.MoreThanOneTuple("Get() doesn't support partial keys and non-unique indexes")
-    return index.key.exact(unpack(key))
+    return index.key.exact(index.key.read(key))
 
 
 def _is_point(index: EngineIndex, iterator: int, values: Any) -> bool:

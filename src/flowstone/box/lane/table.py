@@ -197,7 +197,7 @@ class Table:
                 key = request_key(index, buf, start, end, count, False, target(self.out))
                 if key is not None:
                     return key
-        return index.key.exact(unpack(piece(buf, at, end)))
+        return index.key.exact(index.key.read(piece(buf, at, end)))
 
     def point(self, index: TableIndex, buf: Bytes, at: int, end: int) -> Key | None:
         """Like `exact`, but return None for a key with nil, which may match any number of tuples."""
@@ -207,18 +207,18 @@ class Table:
             key = request_key(index, buf, start, end, count, False, target(self.out))
             if key is not None:
                 return key
-        values = unpack(piece(buf, at, end))
+        values = index.key.read(piece(buf, at, end))
         return None if None in values else index.key.exact(values)
 
     def span(self, index: TableIndex, iterator: int, buf: Bytes, at: int, end: int) -> Span:
         """Return the span that a SELECT reads; raise the server's error if the key is wrong."""
         count, start = read_array(buf, at, end)
         if not index.is_compiled or not 0 < count <= index.own_count:
-            return index.key.span(iterator, unpack(piece(buf, at, end)))
+            return index.key.span(iterator, index.key.read(piece(buf, at, end)))
         self.make_room(end - at)
         low = request_key(index, buf, start, end, count, True, target(self.out))
         if low is None:
-            return index.key.span(iterator, unpack(piece(buf, at, end)))
+            return index.key.span(iterator, index.key.read(piece(buf, at, end)))
         if iterator == LT:
             return Span(None, low, True)
         high = low + 1 if isinstance(low, int) else low + (ABOVE if index.kind == ENCODED else ZERO)

@@ -121,9 +121,10 @@ def _decode_field(
     if type(field) is int:
         if field not in _INT32:
             raise wrong_type(Operation(code, 0, ()), "an integer")
-        if 0 <= field < index_base:
+        number = (field - index_base + _INT32.stop) % (2 * _INT32.stop) - _INT32.stop  # in 32 bits, as servers compute
+        if number < 0 <= field:
             raise errors.NoSuchFieldNo(f"Field {field} was not found in the tuple")
-        return (field - index_base if field >= 0 else field), (), ""
+        return (number if number >= 0 else field), (), ""
     if not isinstance(field, str):
         raise errors.IllegalParams("Illegal parameters, field id must be a number or a string")
     if field in field_names:
