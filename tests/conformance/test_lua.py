@@ -12,7 +12,6 @@ from tests.conformance.case import PRIMARY, Case, Request, Space, call, column, 
 from tests.conformance.servers import node_target, real_target
 from tests.conformance.target import Target
 
-pytest.importorskip("lupa")
 pytestmark = pytest.mark.real
 
 SPACES: Final = (

@@ -8,8 +8,6 @@ from flowstone.iproto import errors
 from tests.node.instances import make_instance
 from tests.node.lua.lua_clients import LuaClient, client_of
 
-pytest.importorskip("lupa")
-
 
 @pytest.fixture
 async def client() -> LuaClient:

@@ -14,8 +14,6 @@ from flowstone.node.wal.journal import WalMode
 from tests.node.instances import make_instance
 from tests.node.lua.lua_clients import LuaClient, client_of, user_of
 
-pytest.importorskip("lupa")
-
 READ = "function(key) return box.space.s:get(key) end"
 
 

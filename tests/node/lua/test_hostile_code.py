@@ -13,8 +13,6 @@ from flowstone.node.lua import runtime
 from tests.node.instances import make_instance
 from tests.node.lua.lua_clients import LuaClient, client_of
 
-pytest.importorskip("lupa")
-
 PATIENT: Final = 10.0
 """Seconds of a slice for code that ends, on a machine that is busy with other things."""
 

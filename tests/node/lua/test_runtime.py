@@ -12,8 +12,6 @@ from flowstone.outside import production
 from tests.node.instances import make_instance
 from tests.node.lua.lua_clients import client_of
 
-pytest.importorskip("lupa")
-
 
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lupa", None)

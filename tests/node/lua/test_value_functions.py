@@ -19,8 +19,6 @@ from flowstone.iproto.msgpack import pack, unpack
 from tests.node.instances import make_instance
 from tests.node.lua.lua_clients import LuaClient, client_of
 
-pytest.importorskip("lupa")
-
 PLAIN = st.one_of(
     st.none(),
     st.booleans(),
