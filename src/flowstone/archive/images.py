@@ -16,7 +16,7 @@ from flowstone.archive.settled_tracker import FLAGS_SINCE, newest
 from flowstone.box.box import Box
 from flowstone.box.engine.space import EngineSpace, Values
 from flowstone.box.engine.transaction import BoxTransaction
-from flowstone.box.lane.rows import codes_of, tables_of
+from flowstone.box.lane.rows import are_alone, codes_of, tables_of
 from flowstone.box.lane.statement_lane import StatementLane
 from flowstone.box.lane.writes import Writes
 from flowstone.box.system import FIRST_USER_SPACE_ID
@@ -37,7 +37,6 @@ from flowstone.xlog.transactions import LogTransaction as Rows
 _CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
 _INSERT, _REPLACE, _NOP = RequestType.INSERT.value, RequestType.REPLACE.value, RequestType.NOP.value
 _WAIT_ACK: Final = Flag.WAIT_ACK.value
-_WAIT: Final = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 _HAVE_TUPLE: Final = frozenset((_INSERT, _REPLACE))
 _OLD, _NEW = bytes((Key.OLD_TUPLE,)), bytes((Key.NEW_TUPLE,))
 
@@ -175,8 +174,8 @@ def _runs(slab: Slab) -> Iterator[tuple[int, int]]:
     """Yield long runs of rows that can be applied in bulk: asynchronous single-row INSERTs or REPLACEs of one space."""
     cells = slab.cells
     types = cells[scan.TYPE]
-    is_candidate = (cells[scan.SINGLE] == 1) & ((types == _INSERT) | (types == _REPLACE))
-    is_candidate &= (cells[scan.SPACE_ID] >= FIRST_USER_SPACE_ID) & (cells[scan.FLAGS] & _WAIT == 0)
+    is_candidate = are_alone(cells) & ((types == _INSERT) | (types == _REPLACE))
+    is_candidate &= cells[scan.SPACE_ID] >= FIRST_USER_SPACE_ID
     kind = np.where(is_candidate, cells[scan.SPACE_ID] * 256 + types, -1)
     edges = np.concatenate(([0], np.flatnonzero(np.diff(kind)) + 1, [len(slab)]))
     is_long = (np.diff(edges) >= BULK_MIN) & (kind[edges[:-1]] >= 0)

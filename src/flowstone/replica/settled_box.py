@@ -21,7 +21,7 @@ from flowstone.box.definitions import read_space
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.space import EngineSpace, Values
 from flowstone.box.engine.transaction import BoxTransaction, Statement
-from flowstone.box.lane.rows import codes_of, tables_of
+from flowstone.box.lane.rows import are_alone, codes_of, tables_of
 from flowstone.box.lane.statement_lane import StatementLane
 from flowstone.box.lane.table import Table
 from flowstone.box.lane.writes import Writes
@@ -48,7 +48,6 @@ _CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
 _INSERT, _REPLACE, _DELETE = RequestType.INSERT.value, RequestType.REPLACE.value, RequestType.DELETE.value
 _NOP: Final = RequestType.NOP.value
 _COMMIT: Final = Flag.COMMIT.value
-_WAIT: Final = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 _LOOK: Final = -1
 """Code of rows that must be processed one by one."""
 
@@ -416,6 +415,6 @@ def _touches_synchronous(arrived: _Arrived) -> bool:
 
 def _codes(cells: Cells) -> Cells:
     """Return a code of type and space for each row that is an asynchronous transaction of its own; else _LOOK."""
-    is_plain = (cells[scan.SINGLE] == 1) & (cells[scan.FLAGS] & _WAIT == 0) & (cells[scan.SPACE_ID] >= 0)
+    is_plain = are_alone(cells) & (cells[scan.SPACE_ID] >= 0)
     codes: Cells = np.where(is_plain, cells[scan.SPACE_ID] * 256 + cells[scan.TYPE], _LOOK)
     return codes

@@ -179,6 +179,14 @@ class TestTransactions:
         assert replay.vclock == VClock({1: count - 1})
         assert replay.row_count == len(rows)
 
+    def test_transaction_that_begins_with_a_local_row_may_precede_a_long_run(self) -> None:
+        """Its last row has the LSN that all its rows have as TSN, and so looks like a transaction of its own."""
+        local = [replace(lsn, [100 + lsn], replica_id=0, tsn=1, flags=0).encode() for lsn in (1, 2)]
+        run = [alone(replace(lsn, [lsn])) for lsn in range(1, 2 * BULK_MIN)]
+        box, replay = replayed(b"".join(local + run))
+        assert tuples(box) == [*((lsn,) for lsn in range(1, 2 * BULK_MIN)), (101,), (102,)]
+        assert replay.vclock == VClock({0: 2, 1: 2 * BULK_MIN - 1})
+
     def test_run_with_a_duplicate_is_replayed_row_by_row(self) -> None:
         rows = [alone(replace(lsn, [lsn % 15], kind=RequestType.INSERT)) for lsn in range(1, 21)]
         with pytest.raises(RecoveryError, match="LSN 16 of replica 1: Duplicate key"):

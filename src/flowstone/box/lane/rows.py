@@ -1,4 +1,4 @@
-"""Rows for the lane: a code for each row of a table, and the table of the space for each code."""
+"""Rows for the lane: which are transactions of their own, a code for each, and the table of the space for each code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from flowstone.box.box import Box
 from flowstone.box.lane.table import Table, table_of
 from flowstone.iproto import scan
-from flowstone.iproto.constants import RequestType
+from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.scan import Cells
 
 TYPE_SHIFT: Final = 33
@@ -23,6 +24,21 @@ WRITES: Final = (
     RequestType.DELETE.value,
     RequestType.UPSERT.value,
 )
+
+_COMMIT: Final = Flag.COMMIT.value
+_WAIT: Final = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
+
+
+def are_alone(cells: Cells) -> npt.NDArray[np.bool_]:
+    """Return for each row whether it is an asynchronous transaction of its own. The first row begins a transaction.
+
+    The last row of a transaction that begins with rows of local spaces has no TSN either: all its rows have the LSN of
+    the first row that is not local as TSN.
+    """
+    is_end = (cells[scan.SINGLE] == 1) | (cells[scan.FLAGS] & _COMMIT != 0)
+    found: npt.NDArray[np.bool_] = (cells[scan.SINGLE] == 1) & (cells[scan.FLAGS] & _WAIT == 0)
+    found[1:] &= is_end[:-1]
+    return found
 
 
 def codes_of(cells: Cells) -> Cells:

@@ -18,7 +18,7 @@ import numpy as np
 from flowstone.box.box import Box
 from flowstone.box.engine import statements
 from flowstone.box.engine.transaction import BoxTransaction
-from flowstone.box.lane.rows import WRITES, codes_of, tables_of
+from flowstone.box.lane.rows import WRITES, are_alone, codes_of, tables_of
 from flowstone.box.lane.statement_lane import StatementLane
 from flowstone.box.lane.table import table_of
 from flowstone.box.lane.writes import Writes
@@ -463,7 +463,7 @@ def execute(box: Box, effect: BoxTransaction, slab: Slab, number: int) -> None:
 def _long_runs(slab: Slab) -> list[tuple[int, int]]:
     """Return the ranges of many consecutive statements, each an asynchronous transaction of its own."""
     cells = slab.cells
-    is_single = (cells[scan.SINGLE] == 1) & (cells[scan.FLAGS] & _WAIT == 0) & np.isin(cells[scan.TYPE], WRITES)
+    is_single = are_alone(cells) & np.isin(cells[scan.TYPE], WRITES)
     edges = np.concatenate(([0], np.flatnonzero(np.diff(is_single)) + 1, [len(slab)]))
     is_long = (np.diff(edges) >= BULK_MIN) & is_single[edges[:-1]]
     return list(zip(edges[:-1][is_long].tolist(), edges[1:][is_long].tolist(), strict=True))
