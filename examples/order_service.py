@@ -1,4 +1,4 @@
-"""A web service whose data is in a replica set: `python order_service.py URI,URI,URI PORT`.
+"""A web service that stores its data in a replica set: `python order_service.py URI,URI,URI PORT`.
 
 It outlives every member of the set. No line of it is about leaders: the client finds them. Needs a synchronous space
 `orders` with the fields id and item.

@@ -43,7 +43,7 @@ class Script:
 async def scripted(
     *replies: Reply, prepare: Callable[[Script], None] | None = None
 ) -> AsyncIterator[tuple[str, Script]]:
-    """Run such a server; yield its URI and its script."""
+    """Run a scripted server; yield its URI and its script."""
     script = Script(*replies)
     if prepare is not None:
         prepare(script)

@@ -387,7 +387,7 @@ class _AsyncioStream:
 
 
 class _Delivery(asyncio.Protocol):
-    """Passes bytes on as they arrive, and all other events to the protocol of the stream that it stands before."""
+    """Delivers bytes to a callback as they arrive; forwards all other events to the protocol of the stream."""
 
     def __init__(self, stream: asyncio.Protocol, receive: Callable[[bytes], None], ended: Callable[[], None]) -> None:
         self._stream = stream

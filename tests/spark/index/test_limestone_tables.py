@@ -120,7 +120,7 @@ def test_log_of_another_program_has_all_its_storages(tmp_path: Path) -> None:
     assert found.typed == {}
 
 
-def test_tables_are_copied_without_what_can_be_rebuilt(database: GeneratedDatabase) -> None:
+def test_copy_of_tables_leaves_out_caches(database: GeneratedDatabase) -> None:
     tables = tables_at(opened(database), 1)
     assert tables.typed.keys() == {2 << 32}
     assert copy.copy(tables) == tables

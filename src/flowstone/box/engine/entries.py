@@ -74,7 +74,7 @@ class Entries:
     ) -> Iterator[tuple[Key, bytes]]:
         """Iterate over the entries from `low` (inclusive) to `high` (exclusive), as pairs of key and tuple.
 
-        After a change the iterator continues behind the last key that it returned.
+        After a change the iterator continues after the last key that it returned.
         """
         while True:
             version = self._version

@@ -371,7 +371,7 @@ cdef class Entries:
     def span(self, object low=None, object high=None, bint reverse=False):
         """Iterate over the entries from `low` (inclusive) to `high` (exclusive), as pairs of key and tuple.
 
-        After a change the iterator continues behind the last key that it returned.
+        After a change the iterator continues after the last key that it returned.
         """
         cdef Span span = Span.__new__(Span)
         span.entries = self
@@ -720,7 +720,7 @@ cdef class Span:
     cdef uint64_t version
 
     cdef int seek(self) except -1:
-        """Find the first entry, or the one behind `last`."""
+        """Find the first entry, or the one after `last`."""
         cdef size_t first, end
         cdef Entries entries = self.entries
         self.version = entries.version

@@ -60,7 +60,7 @@ class EngineIndex:
         return old
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
-        """Return the entries of `span` in order. After a write the iterator continues behind its last key."""
+        """Return the entries of `span` in order. After a write the iterator continues after its last key."""
         return self.entries.span(*span)
 
     def count(self, span: Span) -> int:

@@ -53,7 +53,7 @@ class EntryOptions:
     encode: Callable[[bytes], str]
     as_json: bool
     tables: frozenset[str] | None = None
-    """Names of tables whose rows are shown with columns and types, none: all tables; None if entries are raw."""
+    """Tables to show with columns and types; an empty set shows all tables, None shows raw entries."""
 
     def takes_storage(self, storage_id: int) -> bool:
         return not self.storages or storage_id in self.storages

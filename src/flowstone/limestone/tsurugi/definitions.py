@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 METADATA_STORAGE: Final = (1 << 64) - 2
-"""The storage whose entries define the other storages."""
+"""Id of the storage that contains the definitions of all other storages."""
 
 SEQUENCE_STORAGE: Final = (1 << 64) - 4
 """The storage of sequence values."""

@@ -1,7 +1,7 @@
 -- MessagePack to and from Lua values, with the conversions of a real server.
 --
 -- Integers of 10^14 and above are 64-bit cdata, nil is box.NULL, extensions are objects that keep their bytes. The
--- position arguments are numbers from 1; decoders return the value and the position behind it.
+-- position arguments are numbers from 1; decoders return the value and the position after it.
 
 local K = ...
 

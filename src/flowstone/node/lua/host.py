@@ -180,7 +180,7 @@ class LuaHost:
         return self._finished(task, answer)
 
     def _cancel(self, task: LuaTask) -> None:
-        """End a task whose client is gone."""
+        """Cancel a task whose client has disconnected."""
         task.abandon()
         if inspect.iscoroutine(task.awaited):
             task.awaited.close()

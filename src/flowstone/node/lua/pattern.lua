@@ -50,7 +50,7 @@ local function class_of(letter)
 end
 
 local function set_of(pattern, at)
-    -- `at` is behind the bracket.
+    -- `at` is after the bracket.
     local is_negated = sub(pattern, at, at) == '^'
     if is_negated then
         at = at + 1

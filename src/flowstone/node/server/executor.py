@@ -42,7 +42,7 @@ from flowstone.node.wal.journal import Journal
 from flowstone.outside import Clock
 
 BATCH_COUNT_MIN: Final = 12
-"""A batch calls four kernels at about 20 µs each: fewer statements are faster one by one."""
+"""Sessions execute shorter stretches. Chosen when a batch cost more; the lane may pay off for fewer statements."""
 
 SCAN_SIZE_MIN: Final = 400
 """Minimum size of a turn that is scanned; a smaller one has too few requests for a batch."""
