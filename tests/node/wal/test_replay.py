@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flowstone.box import system
 from flowstone.box.bootstrap import bootstrap_rows
@@ -186,6 +188,30 @@ class TestTransactions:
         box, replay = replayed(b"".join(local + run))
         assert tuples(box) == [*((lsn,) for lsn in range(1, 2 * BULK_MIN)), (101,), (102,)]
         assert replay.vclock == VClock({0: 2, 1: 2 * BULK_MIN - 1})
+
+    @settings(max_examples=40)
+    @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=3), min_size=1, max_size=3), st.integers(0, 3))
+    def test_transactions_with_local_rows_are_replayed_anywhere_among_long_runs(
+        self, shapes: list[list[bool]], place: int
+    ) -> None:
+        """Each shape has one row per item, local where it is True. Long runs stand before, between or after them."""
+        run = [[False]] * (2 * BULK_MIN)
+        transactions = [*shapes[:place], *run, *shapes[place:], *run]
+        lsns, rows, keys = {0: 0, 1: 0}, [], []
+        for shape in transactions:
+            tsn = lsns[int(False in shape)] + 1
+            for number, is_local in enumerate(shape, 1):
+                replica_id = int(not is_local)
+                lsns[replica_id] += 1
+                keys.append(lsns[replica_id] + 10_000 * is_local)
+                flags = Flag.COMMIT.value if number == len(shape) else 0
+                row = replace(
+                    lsns[replica_id], [keys[-1]], replica_id=replica_id, tsn=tsn, flags=flags, group_id=int(is_local)
+                )
+                rows.append(row.encode())
+        box, replay = replayed(b"".join(rows))
+        assert tuples(box) == [(key,) for key in sorted(keys)]
+        assert replay.vclock == VClock({number: lsn for number, lsn in lsns.items() if lsn})
 
     def test_run_with_a_duplicate_is_replayed_row_by_row(self) -> None:
         rows = [alone(replace(lsn, [lsn % 15], kind=RequestType.INSERT)) for lsn in range(1, 21)]
